@@ -1,0 +1,56 @@
+//! A backend that connects on first use.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+
+use async_trait::async_trait;
+use tokio::sync::OnceCell;
+
+use crate::*;
+
+type Connecting<B> = Pin<Box<dyn Future<Output = Result<B>> + Send>>;
+
+/// Connects on first use, once, also when many calls come first at the same time.
+///
+/// A connection that fails is the error of the call that needed it, and is tried again by the next one.
+///
+/// ```
+/// use queue_core::{Capabilities, LazyBackend, MemoryBackend};
+///
+/// let backend = LazyBackend::new(Capabilities::default(), || async { Ok(MemoryBackend::new()) });
+/// ```
+pub struct LazyBackend<B> {
+    capabilities: Capabilities,
+    connect: Box<dyn Fn() -> Connecting<B> + Send + Sync>,
+    connected: OnceCell<B>,
+}
+
+impl<B> LazyBackend<B> {
+    /// A backend that `connect` makes. `capabilities` are those of what it makes, which are asked for before
+    /// there is a connection.
+    pub fn new<F, C>(capabilities: Capabilities, connect: F) -> Self
+    where
+        F: Fn() -> C + Send + Sync + 'static,
+        C: Future<Output = Result<B>> + Send + 'static,
+    {
+        Self { capabilities, connect: Box::new(move || Box::pin(connect())), connected: OnceCell::new() }
+    }
+
+    /// The connected backend.
+    ///
+    /// # Errors
+    ///
+    /// What connecting failed with.
+    pub async fn connected(&self) -> Result<&B> {
+        self.connected.get_or_try_init(|| (self.connect)()).await
+    }
+}
+
+impl<B> fmt::Debug for LazyBackend<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LazyBackend").field("connected", &self.connected.initialized()).finish_non_exhaustive()
+    }
+}
+
+crate::delegate::delegate!([B: Backend] [B: Inspect] LazyBackend<B>, |self| self.capabilities, self.connected().await?);

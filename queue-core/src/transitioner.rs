@@ -1,0 +1,222 @@
+//! Plan, then compare-and-update, then tell the caller which way it went.
+
+use crate::Backend;
+use crate::Certainty;
+use crate::Error;
+use crate::ErrorKind;
+use crate::Execution;
+use crate::IllegalTransition;
+use crate::JobId;
+use crate::Revision;
+use crate::Transition;
+use crate::Update;
+use crate::UpdateRequest;
+
+/// A transition that was decided on what was seen of a job, ready to be written.
+///
+/// It keeps its new revision over all repeats, so that sending it again after a lost answer is
+/// recognised exactly: it may be submitted as often as errors make it necessary.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Decision {
+    seen: Execution,
+    transition: &'static str,
+    request: UpdateRequest,
+    may_have_applied: bool,
+}
+
+impl Decision {
+    /// Decides on a transition. `seen` is not changed.
+    ///
+    /// # Errors
+    ///
+    /// A move that the contract does not allow from what was seen.
+    pub fn new(seen: &Execution, transition: &Transition) -> Result<Self, IllegalTransition> {
+        let request =
+            UpdateRequest { id: seen.id, current: transition.fingerprint(seen), patch: transition.plan(seen)? };
+        Ok(Self { seen: seen.clone(), transition: transition.name(), request, may_have_applied: false })
+    }
+
+    /// What the decision was based on.
+    pub fn seen(&self) -> &Execution {
+        &self.seen
+    }
+
+    /// The compare-and-update that carries it out.
+    pub fn request(&self) -> &UpdateRequest {
+        &self.request
+    }
+
+    fn judge(&mut self, answer: Result<Update, Error>) -> Result<Settled, TransitionError> {
+        let id = self.seen.id;
+        let settled = match answer {
+            Ok(Update::Applied(execution)) => Ok(Settled::Applied(execution)),
+            Ok(Update::Conflict(current)) if self.wrote(current.revision) => Ok(Settled::AlreadyApplied(current)),
+            Ok(Update::Conflict(current)) => Err(TransitionError::Conflict(Box::new(Conflict {
+                transition: self.transition,
+                expected: self.seen.clone(),
+                current,
+                may_have_applied: self.may_have_applied,
+            }))),
+            Ok(Update::Missing) => Err(TransitionError::Missing { id, transition: self.transition }),
+            Err(error) => {
+                self.may_have_applied |= error.certainty() == Certainty::Unknown;
+                Err(TransitionError::Backend(error))
+            }
+        };
+        match &settled {
+            Ok(_) => {
+                tracing::debug!(job.id = %id, transition = self.transition, fence = self.seen.fence, "job settled")
+            }
+            Err(error) => {
+                tracing::debug!(job.id = %id, transition = self.transition, fence = self.seen.fence, %error, "job not settled")
+            }
+        }
+        settled
+    }
+
+    fn wrote(&self, revision: Revision) -> bool {
+        self.request.patch.revision == Some(revision)
+    }
+}
+
+/// A decision that is recorded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Settled {
+    /// By this call.
+    Applied(Execution),
+    /// By an earlier submission of the same decision, whose answer was lost.
+    AlreadyApplied(Execution),
+}
+
+impl Settled {
+    /// The job as the decision left it.
+    pub fn execution(&self) -> &Execution {
+        match self {
+            Self::Applied(execution) | Self::AlreadyApplied(execution) => execution,
+        }
+    }
+}
+
+/// A transition that was not recorded.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TransitionError {
+    /// The contract does not allow the move; nothing was sent.
+    #[error(transparent)]
+    Illegal(#[from] IllegalTransition),
+    /// The job is not any more what the decision was based on; nothing was changed.
+    #[error("{0}")]
+    Conflict(Box<Conflict>),
+    /// There is no such job any more; nothing was created.
+    #[error("job {id}: {transition} found no such job")]
+    Missing {
+        /// The job.
+        id: JobId,
+        /// The move's name.
+        transition: &'static str,
+    },
+    /// The store failed.
+    #[error(transparent)]
+    Backend(#[from] Error),
+}
+
+/// The two moments of a conflict.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Conflict {
+    /// The move's name.
+    pub transition: &'static str,
+    /// What the decision was based on.
+    pub expected: Execution,
+    /// What is there now.
+    pub current: Execution,
+    /// An earlier submission ended with an unknown outcome: it may have been applied, and what is there now came after it.
+    pub may_have_applied: bool,
+}
+
+impl std::fmt::Display for Conflict {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { transition, expected, current, may_have_applied } = self;
+        write!(f, "job {}: {transition} was decided on {expected}, now {current}", expected.id)?;
+        match may_have_applied {
+            true => f.write_str("; an earlier submission may have been applied before that"),
+            false => Ok(()),
+        }
+    }
+}
+
+/// Carries transitions out on a store.
+///
+/// ```
+/// use queue_core::*;
+///
+/// # async fn example(backend: &dyn Backend, job: &Job) -> Result<(), TransitionError> {
+/// let cancel = Transition::Cancel { reason: "no longer needed".into() };
+/// match Transitioner::new(backend).apply(&job.execution, &cancel).await {
+///     Ok(settled) => println!("{}", settled.execution()),
+///     Err(TransitionError::Conflict(conflict)) => println!("somebody was faster: {conflict}"),
+///     Err(error) => return Err(error),
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Transitioner<'a, B: ?Sized> {
+    backend: &'a B,
+}
+
+impl<'a, B: Backend + ?Sized> Transitioner<'a, B> {
+    /// For this store.
+    pub fn new(backend: &'a B) -> Self {
+        Self { backend }
+    }
+
+    /// Decides and submits, once.
+    ///
+    /// # Errors
+    ///
+    /// See [`TransitionError`]. To repeat after an error of the store, keep the [`Decision`] and use
+    /// [`submit`](Self::submit): deciding anew would take one's own lost write for a conflict.
+    pub async fn apply(&self, seen: &Execution, transition: &Transition) -> Result<Settled, TransitionError> {
+        self.submit(&mut Decision::new(seen, transition)?).await
+    }
+
+    /// Submits a decision: for the first time, or again after an error of the store.
+    ///
+    /// # Errors
+    ///
+    /// See [`TransitionError`].
+    pub async fn submit(&self, decision: &mut Decision) -> Result<Settled, TransitionError> {
+        let UpdateRequest { id, current, patch } = &decision.request;
+        let answer = self.backend.update_if_current(*id, current, patch).await;
+        decision.judge(answer)
+    }
+
+    /// Submits many decisions in one call of the store, answered in order. If the call fails, each is submitted by itself, so
+    /// that one bad row does not keep the others back; unless the store cannot be reached.
+    pub async fn submit_all(&self, decisions: &mut [Decision]) -> Vec<Result<Settled, TransitionError>> {
+        let requests: Vec<_> = decisions.iter().map(|decision| decision.request.clone()).collect();
+        let error = match self.backend.update_many_if_current(&requests).await {
+            Ok(answers) => {
+                return decisions
+                    .iter_mut()
+                    .zip(answers)
+                    .map(|(decision, answer)| decision.judge(Ok(answer)))
+                    .collect();
+            }
+            Err(error) => error,
+        };
+        let mut settled = Vec::with_capacity(decisions.len());
+        let mut reachable = error.kind() != ErrorKind::Unavailable;
+        for decision in decisions {
+            decision.may_have_applied |= error.certainty() == Certainty::Unknown;
+            let answer = match reachable {
+                true => self.submit(decision).await,
+                false => decision.judge(Err(Error::new(error.kind(), error.certainty(), error.to_string()))),
+            };
+            reachable &=
+                !matches!(&answer, Err(TransitionError::Backend(error)) if error.kind() == ErrorKind::Unavailable);
+            settled.push(answer);
+        }
+        settled
+    }
+}
