@@ -1,5 +1,6 @@
 //! The contract that a store keeps.
 
+use std::fmt;
 use std::future::pending;
 
 use async_trait::async_trait;
@@ -7,6 +8,7 @@ use async_trait::async_trait;
 use crate::Delay;
 use crate::Enqueued;
 use crate::Error;
+use crate::ErrorKind;
 use crate::Execution;
 use crate::Fingerprint;
 use crate::Invalid;
@@ -87,7 +89,7 @@ pub trait Backend: Send + Sync {
     ///   leaves the old schema or the new one. (`setup::migrating_at_once`)
     /// - Jobs that are stored stay as they are. (`setup::migrating_again_keeps_jobs`)
     /// - A program below the oldest version that the schema admits is refused with
-    ///   [`ErrorKind::Schema`](crate::ErrorKind::Schema), both versions in the message, and nothing is written.
+    ///   [`ErrorKind::Schema`], both versions in the message, and nothing is written.
     async fn migrate(&self) -> Result<()>;
 
     /// Stores new jobs, and answers for each, in order.
@@ -96,7 +98,7 @@ pub trait Backend: Send + Sync {
     ///
     /// - An id that is stored with the same content is [`Enqueued::Existing`], whatever has become of the job
     ///   since; with other content the whole call is refused with
-    ///   [`ErrorKind::IdReused`](crate::ErrorKind::IdReused). The id is judged before the unique key. (group `enqueue`)
+    ///   [`ErrorKind::IdReused`]. The id is judged before the unique key. (group `enqueue`)
     /// - A unique key that another active job of the queue has is [`Enqueued::Duplicate`], an outcome and no
     ///   error. The store itself enforces it, so that no race admits two. (group `unique`)
     /// - A refused call, an item over the cap among them, stores nothing and names the item. (`enqueue::one_bad_item_stores_nothing`)
@@ -108,7 +110,7 @@ pub trait Backend: Send + Sync {
     /// # Contract
     ///
     /// - Payload and result come back byte for byte. (group `data`)
-    /// - A row that cannot be read is an error of kind [`ErrorKind::Schema`](crate::ErrorKind::Schema).
+    /// - A row that cannot be read is an error of kind [`ErrorKind::Schema`].
     async fn get(&self, id: JobId) -> Result<Option<Job>>;
 
     /// Gives due jobs to a worker: at most [`ClaimRequest::limit`] of those that are waiting in the queue, of one of
@@ -138,7 +140,7 @@ pub trait Backend: Send + Sync {
     /// - A conflict changes nothing and shows the row as it is; no row is [`Update::Missing`]. (`update::missing_is_not_a_conflict`)
     /// - Exactly the patch is written, nothing else moves. (`update::only_the_patch_is_written`)
     /// - A patch that would break the unique key is an error of kind
-    ///   [`ErrorKind::Invalid`](crate::ErrorKind::Invalid), not applied. (`unique::rerun_into_a_taken_key`)
+    ///   [`ErrorKind::Invalid`], not applied. (`unique::rerun_into_a_taken_key`)
     async fn update_if_current(&self, id: JobId, current: &Fingerprint, patch: &Patch) -> Result<Update>;
 
     /// The heartbeat: renews the leases of all jobs that a worker holds, and answers for each, in order.
@@ -216,7 +218,7 @@ pub trait Inspect: Backend {
     /// # Contract
     ///
     /// - State and time are tested in the delete itself: a job that is run again meanwhile stays. (`purge::spares_a_job_that_runs_again`)
-    /// - A state that is not final is refused with [`ErrorKind::Invalid`](crate::ErrorKind::Invalid).
+    /// - A state that is not final is refused with [`ErrorKind::Invalid`].
     async fn purge(&self, state: JobState, older_than: Delay, limit: Limit) -> Result<u64>;
 }
 
@@ -404,6 +406,25 @@ pub struct Unreadable {
     pub reason: String,
 }
 
+impl Unreadable {
+    /// A row of which not even the lifecycle part can be read.
+    pub fn new(id: JobId, reason: impl fmt::Display) -> Self {
+        Self { id, execution: None, reason: reason.to_string() }
+    }
+
+    /// A row whose lifecycle part can be read.
+    pub fn beyond(execution: Execution, reason: impl fmt::Display) -> Self {
+        Self { id: execution.id, execution: Some(Box::new(execution)), reason: reason.to_string() }
+    }
+}
+
+impl From<Unreadable> for Error {
+    /// For calls that are about this row alone.
+    fn from(row: Unreadable) -> Self {
+        Self::not_applied(ErrorKind::Schema, format!("job {} cannot be read: {}", row.id, row.reason))
+    }
+}
+
 /// One page of rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Page<T, C> {
@@ -413,6 +434,26 @@ pub struct Page<T, C> {
     pub unreadable: Vec<Unreadable>,
     /// Where the next page begins; `None` if this was the last.
     pub next: Option<C>,
+}
+
+impl<T, C> Page<T, C> {
+    /// The first `limit` of the rows found, each with its place; where more follow, the next page begins after the last one taken.
+    pub fn collect(found: impl IntoIterator<Item = (C, Result<T, Unreadable>)>, limit: Limit) -> Self {
+        let mut page = Self { items: Vec::new(), unreadable: Vec::new(), next: None };
+        let mut last = None;
+        for (cursor, row) in found {
+            if page.items.len() + page.unreadable.len() == limit.rows() {
+                page.next = last;
+                break;
+            }
+            match row {
+                Ok(item) => page.items.push(item),
+                Err(unreadable) => page.unreadable.push(unreadable),
+            }
+            last = Some(cursor);
+        }
+        page
+    }
 }
 
 /// A place in the order of [`Backend::stale`]: after the row of this lease and id.
@@ -503,7 +544,7 @@ pub struct Count {
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid), not applied.
+/// [`ErrorKind::Invalid`], not applied.
 pub fn check_purge(state: JobState) -> Result<(), Error> {
     if state.is_final() {
         return Ok(());

@@ -81,7 +81,7 @@ impl MemoryRow {
         let execution = self.job.execution.clone();
         match self.foreign_state {
             false => Ok(execution),
-            true => Err(Unreadable { id: execution.id, execution: None, reason: "unknown state".into() }),
+            true => Err(Unreadable::new(execution.id, "unknown state")),
         }
     }
 
@@ -89,38 +89,9 @@ impl MemoryRow {
         let execution = self.execution()?;
         match self.broken {
             false => Ok(self.job.clone()),
-            true => {
-                Err(Unreadable { id: execution.id, execution: Some(Box::new(execution)), reason: "broken data".into() })
-            }
+            true => Err(Unreadable::beyond(execution, "broken data")),
         }
     }
-}
-
-fn schema_error(unreadable: Unreadable) -> Error {
-    Error::not_applied(ErrorKind::Schema, format!("job {}: {}", unreadable.id, unreadable.reason))
-}
-
-/// A page of what is left of `found` after `limit` rows have been taken.
-fn page<'a, T, C>(
-    found: impl Iterator<Item = &'a MemoryRow>,
-    limit: Limit,
-    read: impl Fn(&MemoryRow) -> Result<T, Unreadable>,
-    cursor: impl Fn(&Job) -> C,
-) -> Page<T, C> {
-    let mut page = Page { items: Vec::new(), unreadable: Vec::new(), next: None };
-    let mut last = None;
-    for row in found {
-        if page.items.len() + page.unreadable.len() == limit.rows() {
-            page.next = last;
-            break;
-        }
-        match read(row) {
-            Ok(item) => page.items.push(item),
-            Err(unreadable) => page.unreadable.push(unreadable),
-        }
-        last = Some(cursor(&row.job));
-    }
-    page
 }
 
 impl MemoryBackend {
@@ -217,7 +188,7 @@ impl Backend for MemoryBackend {
     }
 
     async fn get(&self, id: JobId) -> Result<Option<Job>> {
-        self.lock().get(&id).map(MemoryRow::job).transpose().map_err(schema_error)
+        Ok(self.lock().get(&id).map(MemoryRow::job).transpose()?)
     }
 
     async fn claim(&self, request: &ClaimRequest) -> Result<Claimed> {
@@ -281,7 +252,7 @@ impl Backend for MemoryBackend {
             .filter(|row| after.is_none_or(|after| cursor(&row.job) > after))
             .collect();
         stale.sort_by_key(|row| cursor(&row.job));
-        Ok(page(stale.into_iter(), limit, MemoryRow::execution, cursor))
+        Ok(Page::collect(stale.into_iter().map(|row| (cursor(&row.job), row.execution())), limit))
     }
 
     async fn claimed_by(
@@ -300,7 +271,7 @@ impl Backend for MemoryBackend {
                 && execution.claimed_at.is_some_and(|at| at <= latest)
                 && after.is_none_or(|after| execution.id > after)
         });
-        Ok(page(claimed, limit, MemoryRow::execution, Job::id))
+        Ok(Page::collect(claimed.map(|row| (row.job.id(), row.execution())), limit))
     }
 
     async fn update_many_if_current(&self, updates: &[UpdateRequest]) -> Result<Vec<Update>> {
@@ -339,7 +310,7 @@ fn update_row(rows: &mut Rows, update: &UpdateRequest, now: Timestamp) -> Result
     if row.locked {
         return Err(Error::not_applied(ErrorKind::Transient, format!("job {} is locked", update.id)));
     }
-    let current = row.execution().map_err(schema_error)?;
+    let current = row.execution()?;
     if !update.current.matches(&current, now) {
         return Ok(Update::Conflict(current));
     }
@@ -377,7 +348,7 @@ impl Inspect for MemoryBackend {
                 && filter.kind.as_ref().is_none_or(|kind| row.job.kind == *kind)
                 && filter.state.is_none_or(|state| row.is(state))
         });
-        Ok(page(found, limit, MemoryRow::job, Job::id))
+        Ok(Page::collect(found.map(|row| (row.job.id(), row.job())), limit))
     }
 
     async fn counts(&self) -> Result<Vec<Count>> {
