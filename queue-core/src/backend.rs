@@ -100,8 +100,12 @@ pub trait Backend: Send + Sync {
     ///   since; with other content the whole call is refused with
     ///   [`ErrorKind::IdReused`]. The id is judged before the unique key. (group `enqueue`)
     /// - A unique key that another active job of the queue has is [`Enqueued::Duplicate`], an outcome and no
-    ///   error. The store itself enforces it, so that no race admits two. (group `unique`)
-    /// - A refused call, an item over the cap among them, stores nothing and names the item. (`enqueue::one_bad_item_stores_nothing`)
+    ///   error. The store itself enforces it, so that no race admits two. A job in a state of a newer version counts as
+    ///   active. (group `unique`)
+    /// - A refused call, an item over the cap among them, stores nothing and names the item, also if there is only
+    ///   one. (`enqueue::one_bad_item_stores_nothing`)
+    /// - A call that is dropped has stored all of its jobs or none. (`enqueue::dropped_futures`)
+    /// - Calls at once, also about the same ids and keys, get outcomes, not errors. (`enqueue::race_of_one_job`)
     /// - A job that is due now can be claimed by the next call of anybody. (`claim::due_means_not_after_now`)
     async fn enqueue(&self, jobs: &[NewJob]) -> Result<Vec<Enqueued>>;
 
@@ -137,7 +141,8 @@ pub trait Backend: Send + Sync {
     ///   [`Update::Applied`], the others [`Update::Conflict`], nobody an error. (`update::race_has_one_winner`)
     /// - Every field of the fingerprint is compared, null equal to null only. (`update::every_field_is_compared`)
     /// - A match is `Applied` also if nothing changes by it. (`update::restating_what_is_there_applies`)
-    /// - A conflict changes nothing and shows the row as it is; no row is [`Update::Missing`]. (`update::missing_is_not_a_conflict`)
+    /// - A conflict changes nothing and shows the row as it is; no row is [`Update::Missing`]; a row in a state of a newer
+    ///   version is [`Update::Unreadable`]. (`update::missing_is_not_a_conflict`, `update::unreadable_is_not_a_conflict`)
     /// - Exactly the patch is written, nothing else moves. (`update::only_the_patch_is_written`)
     /// - A patch that would break the unique key is an error of kind
     ///   [`ErrorKind::Invalid`], not applied. (`unique::rerun_into_a_taken_key`)
@@ -180,7 +185,8 @@ pub trait Backend: Send + Sync {
     /// - Each row is judged by itself. (`update::batch_judges_each_row`)
     /// - If one row makes the store fail, the call fails; whoever needs the others repeats row by row, as
     ///   [`Transitioner::submit_all`](crate::Transitioner::submit_all) does. With
-    ///   [`Capabilities::atomic_batches`] nothing was written then.
+    ///   [`Capabilities::atomic_batches`] nothing was written then; without, the error's certainty is about the row that
+    ///   failed, and those before it are written. (`update::batch_with_a_bad_row_writes_nothing`)
     ///
     /// Override it where the store can do it in fewer round trips.
     async fn update_many_if_current(&self, updates: &[UpdateRequest]) -> Result<Vec<Update>> {
@@ -196,7 +202,12 @@ pub trait Backend: Send + Sync {
     /// A worker polls the future once *before* it claims, and awaits it if the claim came back empty: so no
     /// wake-up falls between the two. It may resolve for nothing, and it may miss what becomes due by time
     /// alone or is enqueued by another process: a worker polls as well. The provided one never resolves.
-    /// (`wait::wakes_for_what_comes_after_the_first_poll`)
+    ///
+    /// # Contract
+    ///
+    /// - Whatever is enqueued through this handle after the first poll wakes every waiter, if
+    ///   [`Capabilities::wakes`] is declared. (`wait::wakes_for_what_comes_after_the_first_poll`)
+    /// - A future that was polled and is then left alone holds nothing that another call needs. (`wait::holds_nothing_up`)
     async fn wait_for_work(&self, queues: &[Name]) -> Result<()> {
         let _ = queues;
         pending().await
@@ -432,7 +443,7 @@ pub struct Page<T, C> {
     pub items: Vec<T>,
     /// Rows that cannot be read; they count for the limit.
     pub unreadable: Vec<Unreadable>,
-    /// Where the next page begins; `None` if this was the last.
+    /// Where the next page begins; `None` if no row follows: no page is empty because the one before it was full.
     pub next: Option<C>,
 }
 
@@ -485,6 +496,8 @@ pub enum Update {
     Conflict(Execution),
     /// There is no such row.
     Missing,
+    /// The row cannot be read, so it was not compared, and not changed.
+    Unreadable(Unreadable),
 }
 
 /// A claim as its holder knows it, from the claim's answer until its settle is answered or given up.

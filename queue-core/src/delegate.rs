@@ -33,9 +33,10 @@ use crate::UpdateRequest;
 use crate::WorkerId;
 
 /// Implements [`Backend`] and [`Inspect`] by passing every call on, provided methods included; clippy
-/// refuses one that is left out. `$target` is the expression to call, given `self`.
+/// refuses one that is left out. `$target` is the expression to call, given `self`; `$waits` the one to wait for work with, if there
+/// is one yet.
 macro_rules! delegate {
-    ([$($generics:tt)*] [$($inspect:tt)*] $type:ty, |$self:ident| $capabilities:expr, $target:expr) => {
+    ([$($generics:tt)*] [$($inspect:tt)*] $type:ty, |$self:ident| $capabilities:expr, $target:expr, wait for $waits:expr) => {
         #[async_trait]
         #[deny(clippy::missing_trait_methods)]
         impl<$($generics)*> Backend for $type {
@@ -86,7 +87,10 @@ macro_rules! delegate {
             }
 
             async fn wait_for_work(&$self, queues: &[Name]) -> Result<()> {
-                $target.wait_for_work(queues).await
+                match $waits {
+                    Some(target) => target.wait_for_work(queues).await,
+                    None => Ok(()),
+                }
             }
         }
 
@@ -109,6 +113,6 @@ macro_rules! delegate {
 }
 pub(crate) use delegate;
 
-delegate!([B: Backend + ?Sized] [B: Inspect + ?Sized] &B, |self| (**self).capabilities(), (**self));
-delegate!([B: Backend + ?Sized] [B: Inspect + ?Sized] Box<B>, |self| (**self).capabilities(), (**self));
-delegate!([B: Backend + ?Sized] [B: Inspect + ?Sized] Arc<B>, |self| (**self).capabilities(), (**self));
+delegate!([B: Backend + ?Sized] [B: Inspect + ?Sized] &B, |self| (**self).capabilities(), (**self), wait for Some(&**self));
+delegate!([B: Backend + ?Sized] [B: Inspect + ?Sized] Box<B>, |self| (**self).capabilities(), (**self), wait for Some(&**self));
+delegate!([B: Backend + ?Sized] [B: Inspect + ?Sized] Arc<B>, |self| (**self).capabilities(), (**self), wait for Some(&**self));

@@ -53,4 +53,6 @@ impl<B> fmt::Debug for LazyBackend<B> {
     }
 }
 
-crate::delegate::delegate!([B: Backend] [B: Inspect] LazyBackend<B>, |self| self.capabilities, self.connected().await?);
+// Waiting does not connect: a worker leaves that future alone while it claims, and the claim would wait for a connection that nobody
+// makes. Until there is one it resolves at once, so that the worker claims.
+crate::delegate::delegate!([B: Backend] [B: Inspect] LazyBackend<B>, |self| self.capabilities, self.connected().await?, wait for self.connected.get());

@@ -167,12 +167,10 @@ impl Backend for MemoryBackend {
         let now = self.now();
         let mut outcomes = Vec::with_capacity(jobs.len());
         for job in jobs {
-            let holder = rows.values().find(|row| {
-                row.is_active()
-                    && job.unique_key.is_some()
-                    && row.job.unique_key == job.unique_key
-                    && row.job.queue == job.queue
-            });
+            let has_key = |row: &&MemoryRow| {
+                row.is_active() && row.job.unique_key == job.unique_key && row.job.queue == job.queue
+            };
+            let holder = job.unique_key.as_ref().and_then(|_| rows.values().find(has_key));
             outcomes.push(match (rows.get(&job.id), holder) {
                 (Some(_), _) => Enqueued::Existing(job.id),
                 (None, Some(holder)) => Enqueued::Duplicate { existing: holder.job.id() },
@@ -310,7 +308,10 @@ fn update_row(rows: &mut Rows, update: &UpdateRequest, now: Timestamp) -> Result
     if row.locked {
         return Err(Error::not_applied(ErrorKind::Transient, format!("job {} is locked", update.id)));
     }
-    let current = row.execution()?;
+    let current = match row.execution() {
+        Ok(current) => current,
+        Err(unreadable) => return Ok(Update::Unreadable(unreadable)),
+    };
     if !update.current.matches(&current, now) {
         return Ok(Update::Conflict(current));
     }

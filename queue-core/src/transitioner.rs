@@ -58,6 +58,7 @@ impl Decision {
                 may_have_applied: self.may_have_applied,
             }))),
             Ok(Update::Missing) => Err(TransitionError::Missing { id, transition: self.transition }),
+            Ok(Update::Unreadable(row)) => Err(TransitionError::Backend(row.into())),
             Err(error) => {
                 self.may_have_applied |= error.certainty() == Certainty::Unknown;
                 Err(TransitionError::Backend(error))
