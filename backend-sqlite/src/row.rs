@@ -1,0 +1,372 @@
+//! Rows into jobs, and what is written into rows.
+
+use std::collections::HashSet;
+use std::num::NonZeroU32;
+
+use queue_core::Change;
+use queue_core::Count;
+use queue_core::Execution;
+use queue_core::Failure;
+use queue_core::Held;
+use queue_core::Job;
+use queue_core::JobId;
+use queue_core::JobState;
+use queue_core::Json;
+use queue_core::Lease;
+use queue_core::LeaseMatch;
+use queue_core::Limit;
+use queue_core::Name;
+use queue_core::NewJob;
+use queue_core::Page;
+use queue_core::Priority;
+use queue_core::Revision;
+use queue_core::StaleCursor;
+use queue_core::Timestamp;
+use queue_core::UniqueKey;
+use queue_core::Unreadable;
+use queue_core::UpdateRequest;
+use queue_core::When;
+use queue_core::WorkerId;
+use serde::Serialize;
+use sqlx::Decode;
+use sqlx::Row;
+use sqlx::Sqlite;
+use sqlx::Type;
+use sqlx::sqlite::SqliteRow;
+use uuid::Uuid;
+
+/// A column's value, or what is wrong with it.
+fn get<'r, T: Decode<'r, Sqlite> + Type<Sqlite>>(row: &'r SqliteRow, column: &str) -> Result<T, String> {
+    row.try_get(column).map_err(|error| format!("{column}: {error}"))
+}
+
+/// A column's value as one of our types.
+fn parse<'r, R, T>(row: &'r SqliteRow, column: &str) -> Result<T, String>
+where
+    R: Decode<'r, Sqlite> + Type<Sqlite>,
+    T: TryFrom<R, Error: ToString>,
+{
+    T::try_from(get::<R>(row, column)?).map_err(|error| format!("{column}: {}", error.to_string()))
+}
+
+/// The same for a column that may be null.
+fn parse_optional<'r, R, T>(row: &'r SqliteRow, column: &str) -> Result<Option<T>, String>
+where
+    R: Decode<'r, Sqlite> + Type<Sqlite>,
+    T: TryFrom<R, Error: ToString>,
+{
+    let value = get::<Option<R>>(row, column)?.map(T::try_from).transpose();
+    value.map_err(|error| format!("{column}: {}", error.to_string()))
+}
+
+fn execution_columns(row: &SqliteRow) -> Result<Execution, String> {
+    Ok(Execution {
+        id: get::<Uuid>(row, "id")?.into(),
+        state: get::<&str>(row, "state")?.parse().map_err(|error| format!("state: {error}"))?,
+        attempt: parse::<i64, _>(row, "attempt")?,
+        max_attempts: NonZeroU32::new(parse::<i64, _>(row, "max_attempts")?).ok_or("max_attempts: zero")?,
+        fence: parse::<i64, _>(row, "fence")?,
+        revision: get::<Uuid>(row, "revision")?.into(),
+        claimed_by: parse_optional::<String, _>(row, "claimed_by")?,
+        claimed_at: parse_optional::<i64, _>(row, "claimed_at")?,
+        attempted_at: parse_optional::<i64, _>(row, "attempted_at")?,
+        lease_expires_at: parse_optional::<i64, _>(row, "lease_expires_at")?,
+    })
+}
+
+fn job_columns(row: &SqliteRow, execution: Execution) -> Result<Job, String> {
+    let errors = get::<&str>(row, "errors")?;
+    Ok(Job {
+        execution,
+        queue: parse::<String, Name>(row, "queue")?,
+        kind: parse::<String, Name>(row, "kind")?,
+        payload: parse::<String, Json>(row, "payload")?,
+        priority: Priority::try_from(parse::<i64, u8>(row, "priority")?).map_err(|error| error.to_string())?,
+        available_at: parse::<i64, Timestamp>(row, "available_at")?,
+        created_at: parse::<i64, Timestamp>(row, "created_at")?,
+        finished_at: parse_optional::<i64, Timestamp>(row, "finished_at")?,
+        unique_key: parse_optional::<String, UniqueKey>(row, "unique_key")?,
+        result: parse_optional::<String, Json>(row, "result")?,
+        errors: serde_json::from_str::<Vec<Failure>>(errors).map_err(|error| format!("errors: {error}"))?,
+    })
+}
+
+/// The row's id. The table admits nothing but 16 bytes.
+pub(crate) fn id(row: &SqliteRow) -> JobId {
+    get::<Uuid>(row, "id").unwrap_or_default().into()
+}
+
+/// The row's place in the order of `stale`. A lease that is no timestamp lies before all that are.
+pub(crate) fn stale_cursor(row: &SqliteRow) -> StaleCursor {
+    let lease = get::<Option<i64>>(row, "lease_expires_at").unwrap_or_default();
+    let lease_expires_at = lease.map(|millis| Timestamp::from_unix_millis(millis).unwrap_or(Timestamp::MIN));
+    StaleCursor { lease_expires_at, id: id(row) }
+}
+
+/// The row's lifecycle part.
+pub(crate) fn execution(row: &SqliteRow) -> Result<Execution, Unreadable> {
+    execution_columns(row).map_err(|reason| Unreadable { id: id(row), execution: None, reason })
+}
+
+/// The whole row.
+pub(crate) fn job(row: &SqliteRow) -> Result<Job, Unreadable> {
+    let execution = execution(row)?;
+    job_columns(row, execution.clone()).map_err(|reason| Unreadable {
+        id: execution.id,
+        execution: Some(Box::new(execution)),
+        reason,
+    })
+}
+
+/// The claim that the row shows, as `extend` answers.
+pub(crate) fn held(row: &SqliteRow) -> Option<Held> {
+    Some(Held {
+        id: id(row),
+        revision: get::<Uuid>(row, "revision").ok()?.into(),
+        worker: parse::<String, _>(row, "claimed_by").ok()?,
+    })
+}
+
+/// How many jobs of a queue are in a state.
+pub(crate) fn count(row: &SqliteRow) -> Result<Count, String> {
+    let state = get::<&str>(row, "state")?.parse().ok();
+    Ok(Count { queue: parse::<String, _>(row, "queue")?, state, jobs: parse::<i64, _>(row, "jobs")? })
+}
+
+/// Rows of a page, one more than fit to tell whether another page follows.
+pub(crate) fn page<T, C>(
+    mut rows: Vec<SqliteRow>,
+    limit: Limit,
+    read: impl Fn(&SqliteRow) -> Result<T, Unreadable>,
+    cursor: impl Fn(&SqliteRow) -> C,
+) -> Page<T, C> {
+    let more = rows.len() > limit.rows();
+    rows.truncate(limit.rows());
+    let next = rows.last().filter(|_| more).map(cursor);
+    let mut page = Page { items: Vec::with_capacity(rows.len()), unreadable: Vec::new(), next };
+    for row in &rows {
+        match read(row) {
+            Ok(item) => page.items.push(item),
+            Err(unreadable) => page.unreadable.push(unreadable),
+        }
+    }
+    page
+}
+
+fn hex(uuid: Uuid) -> String {
+    uuid.simple().to_string()
+}
+
+/// A JSON array for a statement to take apart.
+pub(crate) fn array<T: Serialize>(items: impl IntoIterator<Item = T>) -> Result<String, sqlx::Error> {
+    let items: Vec<T> = items.into_iter().collect();
+    serde_json::to_string(&items).map_err(|error| sqlx::Error::Encode(error.into()))
+}
+
+/// A JSON array of ids.
+pub(crate) fn ids(ids: impl IntoIterator<Item = JobId>) -> Result<String, sqlx::Error> {
+    array(ids.into_iter().map(|id| hex(id.as_uuid())))
+}
+
+/// A time to resolve by the store's clock: `at` if it is given, else now + `after`; neither keeps the column.
+#[derive(Serialize)]
+struct Due {
+    at: Option<Timestamp>,
+    after: Option<i64>,
+}
+
+impl Due {
+    fn of(when: Option<When>) -> Self {
+        match when {
+            None => Self { at: None, after: None },
+            Some(When::Now) => Self { at: None, after: Some(0) },
+            Some(When::After(delay)) => Self { at: None, after: Some(delay.as_millis()) },
+            Some(When::At(instant)) => Self { at: Some(instant), after: None },
+        }
+    }
+}
+
+/// A new job as the statements take it apart.
+#[derive(Serialize)]
+pub(crate) struct NewRow<'a> {
+    id: String,
+    queue: &'a Name,
+    kind: &'a Name,
+    payload: &'a Json,
+    priority: Priority,
+    max_attempts: NonZeroU32,
+    revision: String,
+    #[serde(flatten)]
+    due: Due,
+    unique_key: Option<&'a UniqueKey>,
+}
+
+impl<'a> From<&'a NewJob> for NewRow<'a> {
+    fn from(job: &'a NewJob) -> Self {
+        let NewJob { id, queue, kind, payload, priority, max_attempts, available, unique_key } = job;
+        Self {
+            id: hex(id.as_uuid()),
+            queue,
+            kind,
+            payload,
+            priority: *priority,
+            max_attempts: *max_attempts,
+            revision: hex(Revision::random().as_uuid()),
+            due: Due::of(Some(*available)),
+            unique_key: unique_key.as_ref(),
+        }
+    }
+}
+
+/// A new job's key as the statement looks for its holder; a job without one has none.
+#[derive(Serialize)]
+pub(crate) struct KeyRow<'a> {
+    queue: &'a Name,
+    unique_key: Option<&'a UniqueKey>,
+}
+
+impl<'a> From<&'a NewJob> for KeyRow<'a> {
+    fn from(job: &'a NewJob) -> Self {
+        Self { queue: &job.queue, unique_key: job.unique_key.as_ref() }
+    }
+}
+
+/// A claim to renew as the statement takes it apart.
+#[derive(Serialize)]
+pub(crate) struct HeldRow<'a> {
+    id: String,
+    revision: String,
+    worker: &'a WorkerId,
+}
+
+impl<'a> From<&'a Held> for HeldRow<'a> {
+    fn from(held: &'a Held) -> Self {
+        Self { id: hex(held.id.as_uuid()), revision: hex(held.revision.as_uuid()), worker: &held.worker }
+    }
+}
+
+/// A compare-and-update as the statement takes it apart. A column that may be kept, cleared or set says which, and has its
+/// new value in another field.
+#[derive(Serialize)]
+pub(crate) struct UpdateRow<'a> {
+    id: String,
+    seen_state: JobState,
+    seen_attempt: u32,
+    seen_claimed_by: Option<&'a WorkerId>,
+    seen_claimed_at: Option<Timestamp>,
+    seen_attempted_at: Option<Timestamp>,
+    seen_revision: String,
+    seen_lease: &'static str,
+    seen_expiry: Option<Timestamp>,
+    state: JobState,
+    attempt: u32,
+    revision: Option<String>,
+    #[serde(flatten)]
+    due: Due,
+    clear_claim: bool,
+    attempted_at: &'static str,
+    lease_expires_at: &'static str,
+    lease: Option<i64>,
+    finished_at: &'static str,
+    result: &'static str,
+    result_text: Option<&'a Json>,
+    payload: Option<&'a Json>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    failure: Option<FailureRow<'a>>,
+}
+
+/// A [`Failure`] without its time, which the statement adds.
+#[derive(Serialize)]
+struct FailureRow<'a> {
+    attempt: u32,
+    fence: u64,
+    worker: Option<&'a WorkerId>,
+    text: &'a str,
+}
+
+fn change<T>(change: &Change<T>) -> (&'static str, Option<&T>) {
+    match change {
+        Change::Keep => ("keep", None),
+        Change::Clear => ("clear", None),
+        Change::Set(value) => ("set", Some(value)),
+    }
+}
+
+impl<'a> From<&'a UpdateRequest> for UpdateRow<'a> {
+    fn from(UpdateRequest { id, current, patch }: &'a UpdateRequest) -> Self {
+        let (seen_lease, seen_expiry) = match current.lease {
+            LeaseMatch::Any => ("any", None),
+            LeaseMatch::Unset => ("unset", None),
+            LeaseMatch::Expired(expiry) => ("expired", Some(expiry)),
+        };
+        let (lease_expires_at, lease) = change(&patch.lease);
+        let (result, result_text) = change(&patch.result);
+        Self {
+            id: hex(id.as_uuid()),
+            seen_state: current.state,
+            seen_attempt: current.attempt,
+            seen_claimed_by: current.claimed_by.as_ref(),
+            seen_claimed_at: current.claimed_at,
+            seen_attempted_at: current.attempted_at,
+            seen_revision: hex(current.revision.as_uuid()),
+            seen_lease,
+            seen_expiry,
+            state: patch.state,
+            attempt: patch.attempt,
+            revision: patch.revision.map(|revision| hex(revision.as_uuid())),
+            due: Due::of(patch.available),
+            clear_claim: patch.clear_claim,
+            attempted_at: change(&patch.attempted_at).0,
+            lease_expires_at,
+            lease: lease.map(|lease: &Lease| lease.as_millis()),
+            finished_at: change(&patch.finished_at).0,
+            result,
+            result_text,
+            payload: patch.payload.as_ref(),
+            failure: patch.failure.as_ref().map(|failure| FailureRow {
+                attempt: failure.attempt,
+                fence: failure.fence,
+                worker: failure.worker.as_ref(),
+                text: failure.text.as_str(),
+            }),
+        }
+    }
+}
+
+/// Cuts a batch where a statement would get too long for comfort, or would be about one row twice.
+pub(crate) fn chunks<T>(items: &[T], id: impl Fn(&T) -> JobId, bytes: impl Fn(&T) -> usize) -> Vec<&[T]> {
+    const ROWS: usize = 1000;
+    const BYTES: usize = 4 * 1024 * 1024;
+    let mut chunks = Vec::new();
+    let (mut start, mut size, mut ids) = (0, 0, HashSet::new());
+    for (index, item) in items.iter().enumerate() {
+        size += bytes(item);
+        if !ids.insert(id(item)) || ids.len() > ROWS || size > BYTES && index > start {
+            chunks.push(&items[start..index]);
+            (start, size, ids) = (index, bytes(item), HashSet::from([id(item)]));
+        }
+    }
+    if start < items.len() {
+        chunks.push(&items[start..]);
+    }
+    chunks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_is_cut_by_rows_by_bytes_and_before_a_row_that_it_has() {
+        let id = |number: &u128| Uuid::from_u128(*number).into();
+        let lengths = |items: &[u128], bytes: usize| -> Vec<_> {
+            chunks(items, id, |_| bytes).into_iter().map(<[u128]>::len).collect()
+        };
+        let distinct: Vec<_> = (0..2_500).collect();
+        assert_eq!(lengths(&distinct, 1), [1000, 1000, 500]);
+        assert_eq!(lengths(&distinct[..5], 2 * 1024 * 1024), [2, 2, 1]);
+        assert_eq!(lengths(&distinct[..3], usize::MAX / 8), [1, 1, 1], "one that is too long goes alone");
+        assert_eq!(lengths(&[1, 2, 1, 1, 2], 1), [2, 1, 2]);
+        assert!(lengths(&[], 1).is_empty());
+    }
+}

@@ -1,0 +1,240 @@
+//! Every statement, as text that is built once per handle.
+//!
+//! Nothing but the table prefix is spliced in, and that has been checked. `?1` is the clock's offset wherever the clock is
+//! read. Ids and revisions travel as hex, since JSON has no bytes; batches travel as one JSON array, so that a text does
+//! not depend on how many rows it is about.
+
+use std::sync::Arc;
+
+use queue_core::Failure;
+use queue_core::Priority;
+use queue_core::Timestamp;
+use sqlx::AssertSqlSafe;
+use sqlx::SqlSafeStr;
+use sqlx::SqlStr;
+
+use crate::config::TablePrefix;
+
+/// SQLite's clock in whole milliseconds. It counts them itself, then divides by 1000: `round` gives back what it counted.
+/// The clock is read once per statement, when the lock that the statement needs has been granted.
+const NOW: &str = "(CAST(round(unixepoch('subsec') * 1000) AS INTEGER) + ?1)";
+
+/// What lifecycle decisions are based on.
+const EXECUTION: &str = "id, state, attempt, max_attempts, fence, revision, claimed_by, claimed_at, attempted_at, \
+                         lease_expires_at";
+
+/// What a job has beyond its execution.
+const DATA: &str = "queue, kind, payload, priority, available_at, created_at, finished_at, unique_key, result, errors";
+
+/// As in the partial indexes: a condition must be written as an index has it for the index to be used. The indexes are named
+/// in the statements, for the reason that the first migration gives.
+const ENDED: &str = "('completed', 'failed', 'canceled')";
+const HELD: &str = "('claimed', 'running')";
+
+/// Has an update begin with the batch and look the rows up, also if statistics say that the table is smaller: a join in it
+/// cannot be ordered by `CROSS JOIN`.
+const FEW: &str = "likelihood(e.value IS NOT NULL, 0.000001)";
+
+/// The statements of one handle.
+#[derive(Debug)]
+pub(crate) struct Sql {
+    pub(crate) begin: SqlStr,
+    pub(crate) schema_exists: SqlStr,
+    pub(crate) schema: SqlStr,
+    pub(crate) lock: SqlStr,
+    pub(crate) stored_ids: SqlStr,
+    pub(crate) repeated: SqlStr,
+    pub(crate) insert: SqlStr,
+    pub(crate) holders: SqlStr,
+    pub(crate) get: SqlStr,
+    pub(crate) claim: SqlStr,
+    pub(crate) update: SqlStr,
+    pub(crate) executions: SqlStr,
+    pub(crate) extend: SqlStr,
+    pub(crate) stale: SqlStr,
+    pub(crate) claimed_by: SqlStr,
+    pub(crate) list: SqlStr,
+    pub(crate) counts: SqlStr,
+    pub(crate) purge: SqlStr,
+}
+
+impl Sql {
+    pub(crate) fn new(prefix: &TablePrefix) -> Self {
+        let text = |text: String| AssertSqlSafe(Arc::<str>::from(text)).into_sql_str();
+        let jobs = format!("{prefix}jobs");
+        let schema = format!("{prefix}schema");
+        let (first, last) = (Timestamp::MIN.unix_millis(), Timestamp::MAX.unix_millis());
+        Self {
+            // A transaction that reads before it writes must not begin as a reader: SQLite refuses to make a writer of it
+            // once somebody else has written, without waiting.
+            begin: text("BEGIN IMMEDIATE".to_owned()),
+            schema_exists: text(format!("SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = '{schema}'")),
+            schema: text(format!("SELECT version, oldest_version, oldest_release FROM {schema}")),
+            // Changes nothing: it takes the write lock in a transaction that the caller may have begun as a reader.
+            lock: text(format!("UPDATE {schema} SET version = version WHERE false")),
+            stored_ids: text(format!(
+                "SELECT id FROM {jobs} INDEXED BY {jobs}_id WHERE id IN (SELECT unhex(value) FROM json_each(?1))"
+            )),
+            // Which items are stored with this content. Compared here, so that a row of a newer version, which
+            // this one cannot read, is still known again.
+            repeated: text(format!(
+                "SELECT e.key AS item FROM {} CROSS JOIN {jobs} AS j INDEXED BY {jobs}_id ON j.id = unhex(e.value ->> 'id') \
+                 WHERE j.queue = e.value ->> 'queue' AND j.kind = e.value ->> 'kind' \
+                   AND j.payload = e.value ->> 'payload' AND j.priority = e.value ->> 'priority' \
+                   AND j.max_attempts = e.value ->> 'max_attempts' AND j.unique_key IS e.value ->> 'unique_key'",
+                batch("?1"),
+            )),
+            // An item that is left out has an id or a key that is taken.
+            insert: text(format!(
+                "INSERT INTO {jobs} (id, queue, kind, state, priority, attempt, max_attempts, fence, revision, \
+                   available_at, created_at, unique_key, payload) \
+                 SELECT unhex(value ->> 'id'), value ->> 'queue', value ->> 'kind', 'waiting', value ->> 'priority', 0, \
+                   value ->> 'max_attempts', 0, unhex(value ->> 'revision'), \
+                   coalesce(value ->> 'at', min({NOW} + (value ->> 'after'), {last})), {NOW}, \
+                   value ->> 'unique_key', value ->> 'payload' \
+                 FROM {} WHERE true ON CONFLICT DO NOTHING RETURNING id",
+                batch("?2"),
+            )),
+            holders: text(format!(
+                "SELECT e.key AS item, j.id FROM {} CROSS JOIN {jobs} AS j \
+                   INDEXED BY {jobs}_unique ON j.queue = e.value ->> 'queue' AND j.unique_key = e.value ->> 'unique_key' \
+                 WHERE j.state NOT IN {ENDED}",
+                batch("?1"),
+            )),
+            get: text(format!("SELECT {EXECUTION}, {DATA} FROM {jobs} INDEXED BY {jobs}_id WHERE id = ?1")),
+            claim: text(claim(&jobs)),
+            update: text(update(&jobs)),
+            executions: text(format!(
+                "SELECT {EXECUTION} FROM {jobs} INDEXED BY {jobs}_id WHERE id IN (SELECT unhex(value) FROM json_each(?1))"
+            )),
+            extend: text(format!(
+                "UPDATE {jobs} AS j INDEXED BY {jobs}_id \
+                 SET lease_expires_at = max(coalesce(j.lease_expires_at, {first}), min({NOW} + ?2, {last})) \
+                 FROM {} \
+                 WHERE {FEW} AND j.id = unhex(e.value ->> 'id') AND j.revision = unhex(e.value ->> 'revision') \
+                   AND j.claimed_by = e.value ->> 'worker' AND j.state IN {HELD} \
+                 RETURNING id, revision, claimed_by",
+                batch("?3"),
+            )),
+            // Two walks through one index: ?2 is whether the cursor is among the missing leases, ?3 and ?4 are the cursor.
+            stale: text(format!(
+                "SELECT * FROM (SELECT {EXECUTION} FROM {jobs} INDEXED BY {jobs}_leased WHERE state IN {HELD} \
+                   AND lease_expires_at IS NULL AND ?2 AND id > ?4 ORDER BY id LIMIT ?5) \
+                 UNION ALL \
+                 SELECT * FROM (SELECT {EXECUTION} FROM {jobs} INDEXED BY {jobs}_leased WHERE state IN {HELD} \
+                   AND lease_expires_at <= {NOW} AND (lease_expires_at, id) > (?3, ?4) \
+                   ORDER BY lease_expires_at, id LIMIT ?5) \
+                 LIMIT ?5"
+            )),
+            claimed_by: text(format!(
+                "SELECT {EXECUTION} FROM {jobs} INDEXED BY {jobs}_held WHERE state IN {HELD} AND claimed_by = ?2 AND id > ?3 \
+                   AND claimed_at <= max({NOW} - ?4, {first}) ORDER BY id LIMIT ?5"
+            )),
+            list: text(format!(
+                "SELECT {EXECUTION}, {DATA} FROM {jobs} INDEXED BY {jobs}_id WHERE id > ?1 AND (?2 IS NULL OR queue = ?2) \
+                   AND (?3 IS NULL OR kind = ?3) AND (?4 IS NULL OR state = ?4) ORDER BY id LIMIT ?5"
+            )),
+            counts: text(format!("SELECT queue, state, count(*) AS jobs FROM {jobs} GROUP BY queue, state")),
+            purge: text(format!(
+                "DELETE FROM {jobs} INDEXED BY {jobs}_id WHERE id IN (SELECT id FROM {jobs} INDEXED BY {jobs}_ended \
+                   WHERE state = ?2 AND finished_at <= max({NOW} - ?3, {first}) ORDER BY finished_at, id LIMIT ?4)"
+            )),
+        }
+    }
+
+    /// The statements by name.
+    pub(crate) fn all(&self) -> Vec<(&'static str, &str)> {
+        [
+            ("begin", &self.begin),
+            ("schema_exists", &self.schema_exists),
+            ("schema", &self.schema),
+            ("lock", &self.lock),
+            ("stored_ids", &self.stored_ids),
+            ("repeated", &self.repeated),
+            ("insert", &self.insert),
+            ("holders", &self.holders),
+            ("get", &self.get),
+            ("claim", &self.claim),
+            ("update", &self.update),
+            ("executions", &self.executions),
+            ("extend", &self.extend),
+            ("stale", &self.stale),
+            ("claimed_by", &self.claimed_by),
+            ("list", &self.list),
+            ("counts", &self.counts),
+            ("purge", &self.purge),
+        ]
+        .map(|(name, text)| (name, text.as_str()))
+        .into()
+    }
+}
+
+/// The items of a batch. The limit, which is none, keeps SQLite from writing an item out anew for every field that is read
+/// of it.
+fn batch(parameter: &str) -> String {
+    format!("(SELECT key, value FROM json_each({parameter}) LIMIT -1) AS e")
+}
+
+/// `?2` queue, `?3` kinds, `?4` limit, `?5` 1 to start or 0 to reserve, `?6` revision, `?7` worker, `?8` lease.
+///
+/// One probe per priority: with one `ORDER BY` over all of them, due jobs would be found behind every future job of a
+/// better priority, entry by entry. A probe runs only if those before it left room in the outer limit.
+fn claim(jobs: &str) -> String {
+    let last = Timestamp::MAX.unix_millis();
+    let probe = |priority| {
+        format!(
+            "SELECT id FROM (SELECT id FROM {jobs} INDEXED BY {jobs}_due WHERE state = 'waiting' AND queue = ?2 \
+               AND priority = {priority} AND available_at <= {NOW} AND kind IN (SELECT value FROM json_each(?3)) \
+               ORDER BY available_at, id LIMIT ?4)"
+        )
+    };
+    let probes: Vec<_> = (Priority::FIRST.get()..=Priority::LAST.get()).map(probe).collect();
+    format!(
+        "UPDATE {jobs} INDEXED BY {jobs}_id SET state = CASE ?5 WHEN 1 THEN 'running' ELSE 'claimed' END, \
+           attempt = min(attempt, {} - ?5) + ?5, fence = min(fence, {} - 1) + 1, revision = ?6, claimed_by = ?7, \
+           claimed_at = {NOW}, attempted_at = CASE ?5 WHEN 1 THEN {NOW} END, lease_expires_at = min({NOW} + ?8, {last}) \
+         WHERE id IN ({} LIMIT ?4) RETURNING {EXECUTION}, {DATA}",
+        u32::MAX,
+        i64::MAX,
+        probes.join(" UNION ALL "),
+    )
+}
+
+/// `?2` the batch. The `WHERE` is the fingerprint, the `SET` the patch; see `row` for how they travel.
+fn update(jobs: &str) -> String {
+    let last = Timestamp::MAX.unix_millis();
+    let changed = |column: &str, set: &str| {
+        format!("{column} = CASE e.value ->> '{column}' WHEN 'set' THEN {set} WHEN 'keep' THEN j.{column} END")
+    };
+    // What is no list, by somebody else's hand, must not keep the failure from being recorded. `json_each` passes through
+    // a list in its order.
+    let errors = format!(
+        "CASE WHEN e.value -> 'failure' IS NULL THEN j.errors ELSE json_insert(\
+           (SELECT json_group_array(kept.list -> old.fullkey) FROM (SELECT \
+              CASE WHEN json_valid(j.errors) AND json_type(j.errors) = 'array' THEN j.errors ELSE '[]' END AS list) AS kept, \
+              json_each(kept.list) AS old WHERE old.key > json_array_length(kept.list) - {}), \
+           '$[#]', json_set(e.value -> 'failure', '$.at', {NOW})) END",
+        Failure::KEPT,
+    );
+    format!(
+        "UPDATE {jobs} AS j INDEXED BY {jobs}_id SET state = e.value ->> 'state', attempt = e.value ->> 'attempt', \
+           revision = coalesce(unhex(e.value ->> 'revision'), j.revision), \
+           available_at = coalesce(e.value ->> 'at', min({NOW} + (e.value ->> 'after'), {last}), j.available_at), \
+           claimed_by = CASE WHEN e.value ->> 'clear_claim' THEN NULL ELSE j.claimed_by END, \
+           claimed_at = CASE WHEN e.value ->> 'clear_claim' THEN NULL ELSE j.claimed_at END, \
+           {}, {}, {}, {}, payload = coalesce(e.value ->> 'payload', j.payload), errors = {errors} \
+         FROM {} \
+         WHERE {FEW} AND j.id = unhex(e.value ->> 'id') AND j.state = e.value ->> 'seen_state' \
+           AND j.attempt = e.value ->> 'seen_attempt' AND j.claimed_by IS e.value ->> 'seen_claimed_by' \
+           AND j.claimed_at IS e.value ->> 'seen_claimed_at' AND j.attempted_at IS e.value ->> 'seen_attempted_at' \
+           AND j.revision = unhex(e.value ->> 'seen_revision') \
+           AND CASE e.value ->> 'seen_lease' WHEN 'any' THEN true WHEN 'unset' THEN j.lease_expires_at IS NULL \
+               ELSE j.lease_expires_at = e.value ->> 'seen_expiry' AND j.lease_expires_at <= {NOW} END \
+         RETURNING {EXECUTION}",
+        changed("attempted_at", NOW),
+        changed("lease_expires_at", &format!("min({NOW} + (e.value ->> 'lease'), {last})")),
+        changed("finished_at", NOW),
+        changed("result", "e.value ->> 'result_text'"),
+        batch("?2"),
+    )
+}
