@@ -1,0 +1,119 @@
+//! A first look: one job per file of a folder, a worker that freezes, and what the database says afterwards.
+//!
+//! ```text
+//! cargo run --example quickstart [-- FOLDER] [--url sqlite:FILE]
+//! ```
+//!
+//! Run it twice: the second run enqueues nothing new, since the same id is the same job.
+
+mod files;
+mod frozen;
+mod refusals;
+mod screen;
+
+use std::error::Error;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use fenced_queue::JobState;
+use fenced_queue::Queue;
+use fenced_queue::Worker;
+use tokio::sync::oneshot;
+
+/// Whatever went wrong, for the reader.
+type Result<T, E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    match run().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("\nquickstart: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run() -> Result<()> {
+    let (folder, url) = arguments()?;
+    refusals::watch()?;
+    let queue = Queue::connect(&url).await?;
+
+    screen::title("1  Enqueue: one job per file");
+    println!("   folder    {}", folder.display());
+    println!("   database  {url}");
+    let jobs = files::jobs(&queue, &folder)?;
+    let new = files::enqueue(&queue, &jobs).await?;
+    let known = jobs.len() - new;
+    match new {
+        0 => println!("   nothing new: all {known} files are known, by ids made of path and content"),
+        _ => println!("   {new} new jobs, {known} known already"),
+    }
+
+    screen::title("2  Work");
+    let (stop, stopped) = oneshot::channel();
+    let worker = Worker::builder(&queue).name("quickstart").concurrency(8).register(files::measure).build()?;
+    let working = tokio::spawn(worker.run_until(async {
+        let _ = stopped.await;
+    }));
+    watch(&queue, jobs.len()).await?;
+    let _ = stop.send(());
+    let report = working.await?;
+    println!("   {} completed now, {} outcomes refused", report.completed, report.conflicts);
+    ensure(report.completed >= new as u64, "every new job was to be completed by this run")?;
+
+    screen::title("3  A worker freezes in the middle of a job");
+    let frozen = frozen::demonstrate(&queue, &url).await?;
+
+    screen::title("4  What the database says");
+    files::table(&queue, &jobs).await?;
+    frozen::table(&queue, frozen).await
+}
+
+/// Draws the progress until every job of this run has ended.
+async fn watch(queue: &Queue, jobs: usize) -> Result<()> {
+    let mut bar = screen::Bar::new(jobs);
+    let mut ticks = tokio::time::interval(Duration::from_millis(40));
+    loop {
+        ticks.tick().await;
+        let counts = queue.counts().await?;
+        let active = counts.iter().filter(|count| count.queue.as_str() == files::QUEUE);
+        let active = active.filter(|count| count.state.is_some_and(JobState::is_active)).map(|count| count.jobs);
+        let active = usize::try_from(active.sum::<u64>())?;
+        bar.draw(jobs.saturating_sub(active));
+        if active == 0 {
+            return Ok(());
+        }
+    }
+}
+
+fn arguments() -> Result<(PathBuf, String)> {
+    let (mut folder, mut url) = (None, None);
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--url" => url = Some(arguments.next().ok_or("--url needs a URL")?),
+            option if option.starts_with('-') => return Err("usage: quickstart [FOLDER] [--url sqlite:FILE]".into()),
+            _ => folder = Some(PathBuf::from(argument)),
+        }
+    }
+    let folder = folder.unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+    let folder = folder.canonicalize().map_err(|error| format!("{}: {error}", folder.display()))?;
+    Ok((folder, url.unwrap_or_else(default_url)))
+}
+
+/// Beside what Cargo builds, so that the next run finds it.
+fn default_url() -> String {
+    let program = std::env::current_exe().ok();
+    let target = program.as_deref().and_then(|program| program.ancestors().nth(3).map(PathBuf::from));
+    format!("sqlite:{}", target.unwrap_or_else(std::env::temp_dir).join("quickstart.db").display())
+}
+
+/// What this program claims must be so.
+fn ensure(holds: bool, claim: &str) -> Result<()> {
+    match holds {
+        true => Ok(()),
+        false => Err(format!("not as claimed: {claim}").into()),
+    }
+}

@@ -1,0 +1,174 @@
+//! Durable background jobs over the database that an application already runs.
+//!
+//! > Every lifecycle write is a compare-and-update against the execution that it was decided on. It
+//! > applies atomically or not at all, and the caller learns which.
+//!
+//! A job may run more than once: no queue can stop code that is already running on a machine that was given up. But of
+//! each execution at most one outcome is *recorded*, a worker that lost its claim is told, and nothing that it says
+//! after that counts.
+//!
+//! # Produce
+//!
+//! ```
+//! use fenced_queue::{JobArgs, Queue};
+//! use serde::{Deserialize, Serialize};
+//!
+//! #[derive(Serialize, Deserialize)]
+//! struct Welcome { user: u64 }
+//!
+//! impl JobArgs for Welcome { const KIND: &'static str = "welcome"; }
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), fenced_queue::QueueError> {
+//! let queue = Queue::connect("memory:").await?; // or "sqlite:jobs.db"
+//! queue.enqueue(&Welcome { user: 7 }).await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! [`Enqueue`] says what else can be said of a job: when it is due, its priority, a unique key, an id of one's own. An
+//! enqueue that is repeated with the same id is harmless.
+//!
+//! # Run
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! use fenced_queue::{JobArgs, JobContext, NotDone, Queue, Worker};
+//! # use serde::{Deserialize, Serialize};
+//! # #[derive(Serialize, Deserialize)]
+//! # struct Welcome { user: u64 }
+//! # impl JobArgs for Welcome { const KIND: &'static str = "welcome"; }
+//!
+//! async fn welcome(context: JobContext, args: Welcome) -> Result<String, NotDone> {
+//!     if args.user == 0 {
+//!         return Err(NotDone::fail("nobody to greet")); // or retry_after, snooze, cancel
+//!     }
+//!     let greeting = String::from_utf8(b"welcome".to_vec())?; // an error is a failed attempt
+//!     Ok(format!("{greeting}, {} (fence {})", args.user, context.fence()))
+//! }
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let queue = Queue::connect("memory:").await?;
+//! # queue.enqueue(&Welcome { user: 7 }).await?;
+//! # let shutdown = async { while queue.counts().await.unwrap()[0].state != Some(fenced_queue::JobState::Completed) { tokio::task::yield_now().await } };
+//! let worker = Worker::builder(&queue)
+//!     .name("web-1")
+//!     .concurrency(10)
+//!     .lease(Duration::from_secs(30))
+//!     .register(welcome)
+//!     .build()?;
+//! let report = worker.run_until(shutdown).await; // such as tokio::signal::ctrl_c()
+//! println!("{} completed", report.completed);
+//! # assert_eq!(report.completed, 1);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! A handler is an async function of a [`JobContext`] and its arguments. `Ok(value)` completes the job with that value
+//! as its result; `?` is a failed attempt, tried again later; [`NotDone`] says everything else. State that handlers
+//! share is what a closure captures. Plain functions were chosen over a trait because they need no type of their own and
+//! can be called in a test like any other.
+//!
+//! # When a claim is lost
+//!
+//! A worker holds a job by a lease that heartbeats renew. If its machine stands still for longer, another worker takes
+//! over. Then:
+//!
+//! - the [`CancelToken`] of the context fires, with the [`CancelReason`];
+//! - the outcome is offered, refused and counted: [`Report::conflicts`];
+//! - other systems can refuse the late writer too, if they are given [`JobContext::fence`] and keep the greatest one.
+//!
+//! # Events
+//!
+//! Workers speak through [`tracing`](https://docs.rs/tracing). Handlers run in a span `job` with the fields `job.id`, `kind`,
+//! `attempt` and `fence`. The events are named:
+//!
+//! | event | level | meaning |
+//! |---|---|---|
+//! | `worker.start`, `worker.stopping`, `worker.stop` | info | its life; the last one carries the report |
+//! | `worker.aborted` | warn | handlers did not end within the grace |
+//! | `worker.claim_failed`, `worker.wait_failed` | warn | the store could not be asked for work; polling goes on |
+//! | `worker.unreadable` | warn | a claimed row cannot be read: a failed attempt |
+//! | `worker.panic` | warn | a handler panicked: a failed attempt |
+//! | `worker.conflict` | debug | an outcome came too late and was refused |
+//! | `worker.unrecorded` | error | an outcome could not be recorded in time; the job will run again |
+//! | `worker.heartbeat_failed` | warn | leases were not renewed; the next beat follows |
+//! | `worker.lease_uncertain` | warn | a lease was not renewed in time |
+//! | `worker.lease_lost` | warn | a claim is lost; its handler is told |
+//! | `worker.recovered`, `worker.orphan` | warn | a job was put back |
+//! | `worker.sweep_failed` | warn | stale jobs could not be looked for, or one not be put back |
+//!
+//! # Features
+//!
+//! | feature | scheme | |
+//! |---|---|---|
+//! | `sqlite` (default) | `sqlite:` | a file, or memory; no server |
+//! | `full` | | every backend |
+//! | | `memory:` | always there: for tests, forgotten with the last handle |
+//!
+//! # Testing
+//!
+//! [`MemoryBackend`] keeps the whole contract but durability, on a clock that a test can set.
+
+mod args;
+mod connect;
+mod enqueue;
+mod error;
+mod queue;
+mod repeat;
+mod worker;
+
+#[cfg(feature = "sqlite")]
+pub use backend_sqlite as sqlite;
+
+pub use args::JobArgs;
+pub use enqueue::Enqueue;
+pub use error::BuildError;
+pub use error::QueueError;
+pub use queue::Queue;
+pub use worker::CancelReason;
+pub use worker::CancelToken;
+pub use worker::JobContext;
+pub use worker::NotDone;
+pub use worker::Report;
+pub use worker::RetryPolicy;
+pub use worker::Worker;
+pub use worker::WorkerBuilder;
+
+/// The contract itself: for authors of backends, and for what this crate does not wrap.
+pub use queue_core as contract;
+
+pub use queue_core::Backend;
+pub use queue_core::Capabilities;
+pub use queue_core::Certainty;
+pub use queue_core::Conflict;
+pub use queue_core::Count;
+pub use queue_core::Delay;
+pub use queue_core::Enqueued;
+pub use queue_core::Error;
+pub use queue_core::ErrorKind;
+pub use queue_core::Execution;
+pub use queue_core::Failure;
+pub use queue_core::FailureText;
+pub use queue_core::IllegalTransition;
+pub use queue_core::Inspect;
+pub use queue_core::Invalid;
+pub use queue_core::Job;
+pub use queue_core::JobId;
+pub use queue_core::JobState;
+pub use queue_core::Json;
+pub use queue_core::LazyBackend;
+pub use queue_core::ListFilter;
+pub use queue_core::MemoryBackend;
+pub use queue_core::Name;
+pub use queue_core::NewJob;
+pub use queue_core::Page;
+pub use queue_core::Priority;
+pub use queue_core::Timestamp;
+pub use queue_core::Transactional;
+pub use queue_core::TransitionError;
+pub use queue_core::UniqueKey;
+pub use queue_core::When;
+pub use queue_core::WorkerId;

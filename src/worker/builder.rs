@@ -1,0 +1,218 @@
+//! What a worker is told, checked before it runs.
+
+use std::collections::BTreeSet;
+use std::collections::HashSet;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use queue_core::Backend;
+use queue_core::Invalid;
+use queue_core::Lease;
+use queue_core::Name;
+use serde::Serialize;
+
+use super::Worker;
+use super::handler;
+use super::handler::Handler;
+use super::handler::Handlers;
+use crate::BuildError;
+use crate::JobArgs;
+use crate::JobContext;
+use crate::NotDone;
+use crate::RetryPolicy;
+
+/// The most handlers at once.
+const MAX_CONCURRENCY: usize = 100_000;
+
+/// A worker that is being put together; made by [`Worker::builder`]. Values are checked by [`build`](Self::build).
+#[must_use = "a worker runs after it is built"]
+pub struct WorkerBuilder {
+    backend: Arc<dyn Backend>,
+    name: String,
+    queues: Vec<String>,
+    default_queues: BTreeSet<&'static str>,
+    handlers: Vec<(&'static str, Handler)>,
+    concurrency: usize,
+    lease: Duration,
+    heartbeat: Option<Duration>,
+    poll: Duration,
+    grace: Duration,
+    retry: RetryPolicy,
+}
+
+/// What a worker was told.
+#[derive(Clone, Debug)]
+pub(super) struct Config {
+    pub(super) name: Name,
+    pub(super) queues: Vec<Name>,
+    pub(super) concurrency: usize,
+    pub(super) lease: Lease,
+    pub(super) heartbeat: Duration,
+    pub(super) poll: Duration,
+    pub(super) grace: Duration,
+    pub(super) retry: RetryPolicy,
+}
+
+impl WorkerBuilder {
+    pub(super) fn new(backend: Arc<dyn Backend>) -> Self {
+        Self {
+            backend,
+            name: "worker".into(),
+            queues: Vec::new(),
+            default_queues: BTreeSet::new(),
+            handlers: Vec::new(),
+            concurrency: 10,
+            lease: Duration::from_secs(30),
+            heartbeat: None,
+            poll: Duration::from_secs(1),
+            grace: Duration::from_secs(30),
+            retry: RetryPolicy::default(),
+        }
+    }
+
+    /// The worker's name in stored jobs and logs, such as the host's; every start adds a random part. `worker` by
+    /// default.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = name.into();
+        self
+    }
+
+    /// A queue to work on; call it again for more. By default, the queues that the registered kinds name. Queues take
+    /// turns in being asked first.
+    pub fn queue(mut self, name: impl Into<String>) -> Self {
+        self.queues.push(name.into());
+        self
+    }
+
+    /// How many handlers run at once; 10 by default.
+    pub fn concurrency(mut self, handlers: usize) -> Self {
+        self.concurrency = handlers;
+        self
+    }
+
+    /// How long a job is held without a heartbeat; 30 seconds by default. This is how long the jobs of a worker that
+    /// died wait for another.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.lease = lease;
+        self
+    }
+
+    /// How often leases are renewed, and stale jobs looked for: a third of the lease by default, and at most.
+    pub fn heartbeat(mut self, interval: Duration) -> Self {
+        self.heartbeat = Some(interval);
+        self
+    }
+
+    /// The longest pause between two looks for work when nothing wakes the worker; 1 second by default. An idle worker
+    /// sends one claim per queue each time.
+    pub fn poll(mut self, longest: Duration) -> Self {
+        self.poll = longest;
+        self
+    }
+
+    /// How long handlers may go on after the worker was told to stop; 30 seconds by default.
+    pub fn grace(mut self, grace: Duration) -> Self {
+        self.grace = grace;
+        self
+    }
+
+    /// When failed attempts are tried again.
+    pub fn retry(mut self, policy: RetryPolicy) -> Self {
+        self.retry = policy;
+        self
+    }
+
+    /// The handler of one kind: an async function or closure of the context and the arguments. Application state is
+    /// what the closure captures.
+    ///
+    /// A handler shares its threads with others and must not block them: heartbeats come from a task of their own, but
+    /// on a runtime with a single thread a handler that blocks it for longer than the lease loses its job.
+    pub fn register<A, F, Fut, T>(mut self, handler: F) -> Self
+    where
+        A: JobArgs,
+        F: Fn(JobContext, A) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<T, NotDone>> + Send,
+        T: Serialize + Send,
+    {
+        self.default_queues.insert(A::QUEUE);
+        self.handlers.push((A::KIND, handler::erase(handler)));
+        self
+    }
+
+    /// The worker.
+    ///
+    /// # Errors
+    ///
+    /// What would not work, or not safely; see [`BuildError`].
+    pub fn build(self) -> Result<Worker, BuildError> {
+        let lease = Lease::try_from(self.lease).map_err(invalid("lease"))?;
+        let most = self.lease / 3;
+        let heartbeat = self.heartbeat.unwrap_or(most);
+        if heartbeat > most {
+            return Err(BuildError::Heartbeat { heartbeat, lease: self.lease });
+        }
+        for (what, is_zero) in
+            [("concurrency", self.concurrency == 0), ("heartbeat", heartbeat.is_zero()), ("poll", self.poll.is_zero())]
+        {
+            if is_zero {
+                return Err(BuildError::Zero { what });
+            }
+        }
+        if self.concurrency > MAX_CONCURRENCY {
+            return Err(BuildError::Concurrency { value: self.concurrency, max: MAX_CONCURRENCY });
+        }
+        let config = Config {
+            name: self.name.parse().map_err(invalid("worker name"))?,
+            queues: queues(self.queues, self.default_queues)?,
+            concurrency: self.concurrency,
+            lease,
+            heartbeat,
+            poll: self.poll,
+            grace: self.grace,
+            retry: self.retry,
+        };
+        Ok(Worker::new(self.backend, config, handlers(self.handlers)?))
+    }
+}
+
+fn invalid(what: &'static str) -> impl Fn(Invalid) -> BuildError {
+    move |reason| BuildError::Invalid { what, reason }
+}
+
+fn queues(named: Vec<String>, default: BTreeSet<&'static str>) -> Result<Vec<Name>, BuildError> {
+    let named = match named.is_empty() {
+        true => default.into_iter().map(String::from).collect(),
+        false => named,
+    };
+    let mut seen = HashSet::new();
+    let mut queues = Vec::with_capacity(named.len());
+    for queue in named {
+        let name = Name::try_from(queue.clone()).map_err(invalid("queue"))?;
+        if !seen.insert(name.clone()) {
+            return Err(BuildError::DuplicateQueue { queue });
+        }
+        queues.push(name);
+    }
+    Ok(queues)
+}
+
+fn handlers(registered: Vec<(&'static str, Handler)>) -> Result<Handlers, BuildError> {
+    let mut handlers = Handlers::with_capacity(registered.len());
+    for (kind, handler) in registered {
+        let name = Name::try_from(kind).map_err(invalid("kind"))?;
+        if handlers.insert(name, handler).is_some() {
+            return Err(BuildError::DuplicateKind { kind: kind.to_owned() });
+        }
+    }
+    match handlers.is_empty() {
+        true => Err(BuildError::NoHandlers),
+        false => Ok(handlers),
+    }
+}
+
+impl fmt::Debug for WorkerBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WorkerBuilder").field("name", &self.name).field("queues", &self.queues).finish_non_exhaustive()
+    }
+}

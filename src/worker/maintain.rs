@@ -1,0 +1,74 @@
+//! Puts back what nobody works on any more. Every worker does it; there is no leader.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use queue_core::Delay;
+use queue_core::Error;
+use queue_core::Limit;
+use queue_core::Sweep;
+use queue_core::recover_stale;
+use queue_core::release_orphans;
+use tokio::time::sleep;
+
+use super::Shared;
+use super::held::lock;
+
+/// Rows per statement.
+const PAGE: usize = 200;
+
+pub(super) async fn run(shared: Arc<Shared>) {
+    let Ok(page) = Limit::new(PAGE) else { return };
+    loop {
+        // With jitter, so that the workers of a fleet take turns.
+        sleep(shared.config.heartbeat.mul_f64(0.5 + 0.5 * fastrand::f64())).await;
+        if shared.unrenewed.load(Ordering::Relaxed) {
+            // After an outage a living worker keeps its jobs: it beats before it sweeps.
+            continue;
+        }
+        match recover_stale(&*shared.backend, shared.config.lease, page).await {
+            Ok(sweep) => {
+                shared.count(|report| report.recovered += sweep.recovered.len() as u64);
+                for execution in &sweep.recovered {
+                    tracing::warn!(name: "worker.recovered", { job.id = %execution.id, now = %execution }, "a stale job was put back");
+                }
+                log("stale", &sweep);
+            }
+            Err(error) => failed(&error),
+        }
+        match release_orphans(&*shared.backend, &shared.id, grace(&shared), page, |id| is_held(&shared, id)).await {
+            Ok(sweep) => {
+                shared.count(|report| report.released += sweep.recovered.len() as u64);
+                for execution in &sweep.recovered {
+                    tracing::warn!(name: "worker.orphan", { job.id = %execution.id }, "a job whose claim got no answer was given back");
+                }
+                log("orphans", &sweep);
+            }
+            Err(error) => failed(&error),
+        }
+    }
+}
+
+/// How long a claim's answer may take.
+fn grace(shared: &Shared) -> Delay {
+    Delay::saturating(shared.config.heartbeat)
+}
+
+/// Also while a claim that may have brought the job has not been answered: its answer can still come.
+fn is_held(shared: &Shared, id: queue_core::JobId) -> bool {
+    let claiming = lock(&shared.claiming).is_some_and(|since| since.elapsed() >= shared.config.heartbeat / 2);
+    claiming || shared.held.knows(id)
+}
+
+fn log(what: &'static str, sweep: &Sweep) {
+    for (id, error) in &sweep.failed {
+        tracing::warn!(name: "worker.sweep_failed", what, job.id = %id, %error, "a job could not be put back");
+    }
+    for row in &sweep.unreadable {
+        tracing::warn!(name: "worker.sweep_failed", what, job.id = %row.id, reason = %row.reason, "a row cannot be read");
+    }
+}
+
+fn failed(error: &Error) {
+    tracing::warn!(name: "worker.sweep_failed", %error, "a sweep failed, the next one follows");
+}

@@ -1,0 +1,177 @@
+//! Running jobs: one loop per file.
+
+mod builder;
+mod cancel;
+mod context;
+mod fetch;
+mod handler;
+mod heartbeat;
+mod held;
+mod maintain;
+mod outcome;
+mod report;
+mod retry_policy;
+mod run;
+mod settle;
+mod shutdown;
+
+use std::fmt;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
+
+use queue_core::Backend;
+use queue_core::WorkerId;
+use tokio::sync::mpsc;
+use tokio::sync::watch;
+use tokio::task::JoinError;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+pub use builder::WorkerBuilder;
+pub use cancel::CancelReason;
+pub use cancel::CancelToken;
+pub use context::JobContext;
+pub use outcome::NotDone;
+pub use report::Report;
+pub use retry_policy::RetryPolicy;
+
+use crate::Queue;
+use builder::Config;
+use fetch::Fetch;
+use handler::Handlers;
+use held::HeldJobs;
+
+/// Claims jobs, runs their handlers and records how they went, until it is told to stop.
+///
+/// # What it does
+///
+/// One loop claims for the free slots. Each job runs as a task. One settler records outcomes in groups: what ends while
+/// one write is under way goes with the next. One heartbeat renews all leases in one call; one maintenance loop puts
+/// stale jobs of any worker back.
+///
+/// # Dropping
+///
+/// All of it ends with the future of [`run_until`](Self::run_until): if that is dropped, handlers are aborted, heartbeats
+/// stop, and what was held is recovered by others when its lease has run out.
+pub struct Worker {
+    shared: Arc<Shared>,
+}
+
+/// What all loops of a worker share.
+struct Shared {
+    backend: Arc<dyn Backend>,
+    id: WorkerId,
+    config: Config,
+    handlers: Handlers,
+    held: HeldJobs,
+    /// Since when a claim has been waiting for its answer.
+    claiming: Mutex<Option<Instant>>,
+    /// The last heartbeat failed: what looks stale may be this worker's own.
+    unrenewed: AtomicBool,
+    report: Mutex<Report>,
+}
+
+impl Shared {
+    fn count(&self, count: impl FnOnce(&mut Report)) {
+        count(&mut held::lock(&self.report));
+    }
+}
+
+impl Worker {
+    /// A worker for the jobs of this queue's store.
+    pub fn builder<B: Backend + ?Sized + 'static>(queue: &Queue<B>) -> WorkerBuilder {
+        // A shared pointer to a backend is a backend: so is one to a `dyn` backend.
+        WorkerBuilder::new(Arc::new(Arc::clone(queue.backend())))
+    }
+
+    fn new(backend: Arc<dyn Backend>, config: Config, handlers: Handlers) -> Self {
+        let id = WorkerId::new(&config.name);
+        Self {
+            shared: Arc::new(Shared {
+                backend,
+                id,
+                config,
+                handlers,
+                held: HeldJobs::default(),
+                claiming: Mutex::default(),
+                unrenewed: AtomicBool::new(false),
+                report: Mutex::default(),
+            }),
+        }
+    }
+
+    /// Who it is in stored jobs: its name and a random part.
+    pub fn id(&self) -> &WorkerId {
+        &self.shared.id
+    }
+
+    /// Works until `shutdown` resolves, then stops gracefully: nothing more is claimed, and what a claim under way
+    /// brings is given back; handlers may go on until the grace is over; then their tokens fire, and what has not ended
+    /// a second later is aborted and given back with its attempt; what has ended is recorded.
+    ///
+    /// Call it on a Tokio runtime with time enabled.
+    ///
+    /// # Panics
+    ///
+    /// If one of its own loops panics, which a panicking backend can make it do. A panicking handler cannot.
+    pub async fn run_until(self, shutdown: impl Future<Output = ()>) -> Report {
+        let shared = self.shared;
+        tracing::info!(name: "worker.start", worker = %shared.id, "worker starts");
+        let mut loops = JoinSet::new();
+        loops.spawn(heartbeat::run(Arc::clone(&shared)));
+        loops.spawn(maintain::run(Arc::clone(&shared)));
+        let (results, inbox) = mpsc::channel(shared.config.concurrency);
+        let mut settler = JoinSet::new();
+        settler.spawn(settle::run(Arc::clone(&shared), inbox));
+
+        let (stop, stopped) = watch::channel(None);
+        let mut fetch = Fetch::new(Arc::clone(&shared), results, stopped.clone());
+        let mut told = pin!(async {
+            shutdown.await;
+            stop.send_replace(Some(Instant::now()));
+        });
+        let mut working = pin!(async {
+            tokio::select! {
+                () = fetch.run() => {}
+                // A claim that gets no answer for so long is left to its lease.
+                () = shutdown::grace_over(&shared, stopped.clone()) => {}
+            }
+            shutdown::drain(&shared, fetch, stopped).await;
+            shutdown::flush(&shared, &mut settler).await;
+        });
+        let mut running = true;
+        loop {
+            tokio::select! {
+                biased;
+                () = &mut told, if running => running = false,
+                Some(ended) = loops.join_next() => propagate(ended),
+                () = &mut working => break,
+            }
+        }
+        loops.shutdown().await;
+        let mut report = held::lock(&shared.report).clone();
+        report.left = shared.held.all().len() as u64;
+        tracing::info!(name: "worker.stop", worker = %shared.id, ?report, "worker stopped");
+        report
+    }
+}
+
+/// A loop ended before it was told to: only a panic does that.
+fn propagate(ended: Result<(), JoinError>) {
+    if let Err(error) = ended
+        && error.is_panic()
+    {
+        std::panic::resume_unwind(error.into_panic());
+    }
+}
+
+impl fmt::Debug for Worker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Worker")
+            .field("id", &self.shared.id)
+            .field("config", &self.shared.config)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,156 @@
+//! Records outcomes, in groups: what ends while one write is under way goes with the next.
+
+use std::sync::Arc;
+
+use queue_core::Certainty;
+use queue_core::Decision;
+use queue_core::Error;
+use queue_core::ErrorKind;
+use queue_core::JobState;
+use queue_core::Settled;
+use queue_core::Transition;
+use queue_core::TransitionError;
+use queue_core::Transitioner;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio::time::sleep_until;
+use tokio::time::timeout;
+
+use super::Shared;
+use super::held::Claim;
+use crate::repeat::Backoff;
+
+/// The most outcomes that wait in the settler itself; then handlers wait with theirs, and no slot becomes free.
+const MOST_PENDING: usize = 1_000;
+
+/// An outcome that is not recorded yet. Its decision is kept over all repeats.
+pub(super) struct Pending {
+    decision: Decision,
+    about: About,
+}
+
+/// Whose outcome it is, and when it is to be written.
+struct About {
+    claim: Arc<Claim>,
+    name: &'static str,
+    due: Instant,
+    backoff: Backoff,
+}
+
+impl Pending {
+    /// Hands an outcome to the settler, unless the claim has one already.
+    pub(super) async fn offer(
+        shared: &Shared,
+        claim: Arc<Claim>,
+        transition: &Transition,
+        results: &mpsc::Sender<Self>,
+    ) {
+        if !claim.begin_settle() {
+            return;
+        }
+        match Decision::new(claim.execution(), transition) {
+            Ok(decision) => {
+                let (due, backoff) = (Instant::now(), Backoff::default());
+                let about = About { claim, name: transition.name(), due, backoff };
+                // The settler is gone only if the whole worker is.
+                let _ = results.send(Self { decision, about }).await;
+            }
+            Err(error) => give_up(shared, &claim, &error.into()),
+        }
+    }
+}
+
+pub(super) async fn run(shared: Arc<Shared>, mut inbox: mpsc::Receiver<Pending>) {
+    let mut waiting: Vec<Pending> = Vec::new();
+    let mut open = true;
+    while open || !waiting.is_empty() {
+        let mut ready = Vec::new();
+        let room = MOST_PENDING.saturating_sub(waiting.len());
+        let next = waiting.iter().map(|pending| pending.about.due).min();
+        tokio::select! {
+            received = inbox.recv_many(&mut ready, room), if open && room > 0 => open = received > 0,
+            () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => {}
+        }
+        let now = Instant::now();
+        ready.extend(waiting.extract_if(.., |pending| pending.about.due <= now));
+        if !ready.is_empty() {
+            waiting.extend(flush(&shared, ready).await);
+        }
+    }
+}
+
+/// Writes outcomes in one call, and returns those that must be written again.
+async fn flush(shared: &Shared, ready: Vec<Pending>) -> Vec<Pending> {
+    let (mut decisions, abouts): (Vec<_>, Vec<_>) =
+        ready.into_iter().map(|pending| (pending.decision, pending.about)).unzip();
+    let transitioner = Transitioner::new(&*shared.backend);
+    // A call that hangs is as good as one whose answer was lost: the same decisions are sent again.
+    let answers = timeout(shared.config.heartbeat, transitioner.submit_all(&mut decisions)).await;
+    let answers = answers.unwrap_or_else(|_| {
+        let lost = || Error::new(ErrorKind::Unavailable, Certainty::Unknown, "no answer within a heartbeat's interval");
+        decisions.iter().map(|_| Err(lost().into())).collect()
+    });
+    let mut again = Vec::new();
+    for ((decision, about), answer) in decisions.into_iter().zip(abouts).zip(answers) {
+        again.extend(judge(shared, Pending { decision, about }, answer));
+    }
+    again
+}
+
+/// What an answer means; the outcome itself if it must be written again.
+fn judge(shared: &Shared, mut pending: Pending, answer: Result<Settled, TransitionError>) -> Option<Pending> {
+    let claim = Arc::clone(&pending.about.claim);
+    let error = match answer {
+        Ok(settled) => {
+            shared.held.remove(&claim);
+            recorded(shared, pending.about.name, settled.execution().state);
+            return None;
+        }
+        Err(TransitionError::Backend(error)) => error,
+        Err(conflict) => {
+            shared.held.remove(&claim);
+            shared.count(|report| report.conflicts += 1);
+            tracing::debug!(name: "worker.conflict", %conflict, "an outcome came too late");
+            return None;
+        }
+    };
+    if error.kind() == ErrorKind::TooLarge && pending.about.name == "complete" {
+        let error = format!("result too large: {error}").into();
+        let fail = Transition::Fail { error };
+        // From the same moment: the refused write changed nothing.
+        if let Ok(decision) = Decision::new(claim.execution(), &fail) {
+            pending.decision = decision;
+            pending.about.name = fail.name();
+            return Some(pending);
+        }
+    }
+    let mends = matches!(error.kind(), ErrorKind::Transient | ErrorKind::Unavailable);
+    let in_time = claim.settling_for().is_some_and(|pending| pending < shared.config.lease.duration());
+    if (mends || error.certainty() == Certainty::Unknown) && in_time {
+        pending.about.due = Instant::now() + pending.about.backoff.pause();
+        return Some(pending);
+    }
+    give_up(shared, &claim, &error.into());
+    None
+}
+
+fn recorded(shared: &Shared, name: &'static str, state: JobState) {
+    shared.count(|report| {
+        *match (name, state) {
+            ("complete", _) => &mut report.completed,
+            ("retry", JobState::Waiting) => &mut report.retried,
+            ("snooze", _) => &mut report.snoozed,
+            ("release", _) => &mut report.released,
+            ("cancel", _) => &mut report.canceled,
+            _ => &mut report.failed,
+        } += 1;
+    });
+}
+
+/// The job stays as it is until its lease runs out.
+fn give_up(shared: &Shared, claim: &Arc<Claim>, error: &TransitionError) {
+    shared.held.give_up(claim, shared.config.lease.duration().saturating_mul(4));
+    shared.count(|report| report.unrecorded += 1);
+    let id = claim.execution().id;
+    tracing::error!(name: "worker.unrecorded", { job.id = %id, %error }, "an outcome could not be recorded, the job will run again");
+}

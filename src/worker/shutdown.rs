@@ -1,0 +1,56 @@
+//! Stopping: let handlers end, tell those that do not, give back the rest, record what is left to record.
+
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+use tokio::time::timeout;
+
+use super::Shared;
+use super::cancel::CancelReason;
+use super::fetch::Fetch;
+use super::fetch::Stopped;
+use super::fetch::stopped;
+
+/// How long a handler may take to end once its token has fired.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// Resolves when the worker has been told to stop, and its grace is over.
+pub(super) async fn grace_over(shared: &Shared, mut told: Stopped) {
+    let since = stopped(&mut told).await;
+    sleep(shared.config.grace.saturating_sub(since.elapsed())).await;
+}
+
+/// Ends the handlers. Takes the only sender of outcomes that is left with it, so that the settler can end.
+pub(super) async fn drain(shared: &Shared, mut fetch: Fetch, told: Stopped) {
+    tracing::info!(name: "worker.stopping", running = fetch.handlers.len(), "worker stops, handlers may end");
+    tokio::select! {
+        biased;
+        () = ended(&mut fetch.handlers) => return,
+        () = grace_over(shared, told) => {}
+    }
+    for claim in shared.held.all() {
+        claim.cancel(CancelReason::Shutdown);
+    }
+    if timeout(LAST_WORDS, ended(&mut fetch.handlers)).await.is_ok() {
+        return;
+    }
+    let left = shared.held.all();
+    tracing::warn!(name: "worker.aborted", running = fetch.handlers.len(), "handlers did not end, their jobs are given back");
+    fetch.handlers.abort_all();
+    for claim in left {
+        fetch.release(claim).await;
+    }
+}
+
+async fn ended(handlers: &mut JoinSet<()>) {
+    while handlers.join_next().await.is_some() {}
+}
+
+/// Waits for the settler, which gives up what it cannot record within a lease.
+pub(super) async fn flush(shared: &Shared, settler: &mut JoinSet<()>) {
+    let ended = timeout(shared.config.lease.duration().saturating_mul(2), settler.join_next()).await;
+    if let Ok(Some(ended)) = ended {
+        super::propagate(ended);
+    }
+}
