@@ -1,0 +1,39 @@
+//! The faults, by what is wrong. Each file lists its own; this list is of files only.
+
+mod batch;
+mod claim;
+mod compare;
+mod data;
+mod enqueue;
+mod inspect;
+mod lease;
+mod recover;
+mod settle;
+mod setup;
+mod transaction;
+mod unique;
+mod update;
+mod writes;
+
+use crate::Fault;
+
+/// Every fault.
+pub fn faults() -> Vec<Fault> {
+    [
+        compare::FAULTS,
+        update::FAULTS,
+        batch::FAULTS,
+        claim::FAULTS,
+        writes::FAULTS,
+        lease::FAULTS,
+        recover::FAULTS,
+        settle::FAULTS,
+        enqueue::FAULTS,
+        unique::FAULTS,
+        data::FAULTS,
+        inspect::FAULTS,
+        transaction::FAULTS,
+        setup::FAULTS,
+    ]
+    .concat()
+}

@@ -1,0 +1,52 @@
+//! Every case of the suite against every fault.
+
+#[allow(dead_code, reason = "one of its two ways to open a store is enough here")]
+#[path = "../../../backend-sqlite/tests/harness/mod.rs"]
+mod harness;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use harness::SqliteHarness;
+use queue_conformance_selftest::Around;
+use queue_conformance_selftest::Matrix;
+use queue_conformance_selftest::faults;
+
+const MATRIX: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../MATRIX.md");
+
+/// `SELFTEST_FAULT=part` runs only the faults of such a name, `SELFTEST_SHOW=case` shows what that case said.
+#[test]
+fn the_suite_bites() {
+    let begun = Instant::now();
+    let part = std::env::var("SELFTEST_FAULT").unwrap_or_default();
+    let faults: Vec<_> = faults().into_iter().filter(|fault| fault.name.contains(&part)).collect();
+    let everywhere: Vec<_> = faults.iter().filter(|fault| fault.everywhere).copied().collect();
+    let sqlite: Around = Some(Arc::new(SqliteHarness::Own));
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build().expect("a runtime");
+    let mut matrix = Matrix::new();
+    runtime.block_on(async {
+        matrix.run_without_fault("memory", None).await;
+        println!("reference {:?}", begun.elapsed());
+        matrix.run("memory", None, &faults, false).await;
+        println!("memory {:?}", begun.elapsed());
+        matrix.run("SQLite", sqlite, &everywhere, true).await;
+    });
+    // Cases that hang are left behind.
+    runtime.shutdown_background();
+    println!("{}\nin {:?}", matrix.table(), begun.elapsed());
+    let complaints = if part.is_empty() { matrix.complaints() } else { Vec::new() };
+    assert!(complaints.is_empty(), "{} complaints:\n  {}", complaints.len(), complaints.join("\n  "));
+    if part.is_empty() {
+        check(&matrix.markdown());
+    }
+}
+
+fn check(markdown: &str) {
+    let path = Path::new(MATRIX);
+    if std::env::var_os("SELFTEST_BLESS").is_some() {
+        std::fs::write(path, markdown).expect("MATRIX.md can be written");
+    }
+    let there = std::fs::read_to_string(path).unwrap_or_default();
+    assert!(there == markdown, "MATRIX.md is not up to date: SELFTEST_BLESS=1 writes it");
+}
