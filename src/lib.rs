@@ -172,3 +172,8 @@ pub use queue_core::TransitionError;
 pub use queue_core::UniqueKey;
 pub use queue_core::When;
 pub use queue_core::WorkerId;
+
+/// The examples of the README compile.
+#[cfg(all(doctest, feature = "sqlite"))]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -95,6 +95,7 @@ pub async fn recover_stale<B: Backend + ?Sized>(backend: &B, unset_lease: Lease,
 ///
 /// A worker calls it for itself. What it claimed longer than `grace` ago (by the store's clock) and does not hold *now* is an orphan: it
 /// goes back with its attempt. `is_held` is asked after the list came back, so a job that was taken up meanwhile counts as held.
+/// It must also say so of a job that was run and whose outcome was given up: that attempt was used, and its lease will end it.
 ///
 /// # Errors
 ///

@@ -41,6 +41,11 @@ impl Decision {
         &self.seen
     }
 
+    /// The move's name.
+    pub fn transition(&self) -> &'static str {
+        self.transition
+    }
+
     /// The compare-and-update that carries it out.
     pub fn request(&self) -> &UpdateRequest {
         &self.request
@@ -181,14 +186,17 @@ impl<'a, B: Backend + ?Sized> Transitioner<'a, B> {
         self.submit(&mut Decision::new(seen, transition)?).await
     }
 
-    /// Submits a decision: for the first time, or again after an error of the store.
+    /// Submits a decision: for the first time, or again after an error of the store, or after a submission that was dropped.
     ///
     /// # Errors
     ///
     /// See [`TransitionError`].
     pub async fn submit(&self, decision: &mut Decision) -> Result<Settled, TransitionError> {
         let UpdateRequest { id, current, patch } = &decision.request;
+        // Stays so if this future is dropped.
+        let before = std::mem::replace(&mut decision.may_have_applied, true);
         let answer = self.backend.update_if_current(*id, current, patch).await;
+        decision.may_have_applied = before;
         decision.judge(answer)
     }
 
@@ -196,7 +204,13 @@ impl<'a, B: Backend + ?Sized> Transitioner<'a, B> {
     /// that one bad row does not keep the others back; unless the store cannot be reached.
     pub async fn submit_all(&self, decisions: &mut [Decision]) -> Vec<Result<Settled, TransitionError>> {
         let requests: Vec<_> = decisions.iter().map(|decision| decision.request.clone()).collect();
-        let error = match self.backend.update_many_if_current(&requests).await {
+        let before: Vec<_> =
+            decisions.iter_mut().map(|decision| std::mem::replace(&mut decision.may_have_applied, true)).collect();
+        let answers = self.backend.update_many_if_current(&requests).await;
+        for (decision, before) in decisions.iter_mut().zip(before) {
+            decision.may_have_applied = before;
+        }
+        let error = match answers {
             Ok(answers) => {
                 return decisions
                     .iter_mut()

@@ -1,9 +1,11 @@
 //! What the transitioner, the sweeps and the lazy backend do when the store fails, or answers late.
 
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering;
+use std::task::Poll;
 
 use async_trait::async_trait;
 use queue_core::*;
@@ -164,6 +166,34 @@ async fn a_conflict_after_an_unknown_outcome_says_that_it_may_have_been_applied(
     }
 }
 
+/// A submission that was dropped may have been applied, and a conflict after it says so.
+#[tokio::test]
+async fn a_dropped_submission_may_have_been_applied() {
+    let backend = MemoryBackend::new();
+    let (_, rows) = running(&backend, 2).await;
+    let decide = |row| Decision::new(row, &COMPLETE).expect("legal");
+    let mut decisions = [decide(&rows[0]), decide(&rows[1])];
+    let slow = LazyBackend::new(Capabilities::default(), || async {
+        tokio::task::yield_now().await;
+        Ok(MemoryBackend::new())
+    });
+    let transitioner = Transitioner::new(&slow);
+    let (first, second) = decisions.split_at_mut(1);
+    let mut one = Box::pin(transitioner.submit(&mut first[0]));
+    let mut many = Box::pin(transitioner.submit_all(second));
+    let polled = poll_fn(|cx| Poll::Ready(one.as_mut().poll(cx).is_pending() && many.as_mut().poll(cx).is_pending()));
+    assert!(polled.await, "both are dropped in the middle");
+    drop((one, many));
+    let transitioner = Transitioner::new(&backend);
+    for (row, decision) in rows.iter().zip(&mut decisions) {
+        transitioner.apply(row, &Transition::Release).await.expect("released by another");
+        match transitioner.submit(decision).await {
+            Err(TransitionError::Conflict(conflict)) => assert!(conflict.may_have_applied, "{conflict}"),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
 /// A batch that failed is submitted row by row, and a lost batch is recognised.
 #[tokio::test]
 async fn a_failed_batch_is_submitted_row_by_row() {
@@ -268,6 +298,6 @@ async fn the_provided_wait_never_resolves() {
     let backend = Faulty::new(&[]);
     let queues = [name()];
     let mut wait = std::pin::pin!(backend.wait_for_work(&queues));
-    let polled = std::future::poll_fn(|cx| std::task::Poll::Ready(wait.as_mut().poll(cx).is_pending())).await;
+    let polled = poll_fn(|cx| Poll::Ready(wait.as_mut().poll(cx).is_pending())).await;
     assert!(polled);
 }

@@ -32,7 +32,6 @@ pub(super) struct Pending {
 /// Whose outcome it is, and when it is to be written.
 struct About {
     claim: Arc<Claim>,
-    name: &'static str,
     due: Instant,
     backoff: Backoff,
 }
@@ -51,7 +50,7 @@ impl Pending {
         match Decision::new(claim.execution(), transition) {
             Ok(decision) => {
                 let (due, backoff) = (Instant::now(), Backoff::default());
-                let about = About { claim, name: transition.name(), due, backoff };
+                let about = About { claim, due, backoff };
                 // The settler is gone only if the whole worker is.
                 let _ = results.send(Self { decision, about }).await;
             }
@@ -103,7 +102,7 @@ fn judge(shared: &Shared, mut pending: Pending, answer: Result<Settled, Transiti
     let error = match answer {
         Ok(settled) => {
             shared.held.remove(&claim);
-            recorded(shared, pending.about.name, settled.execution().state);
+            recorded(shared, pending.decision.transition(), settled.execution().state);
             return None;
         }
         Err(TransitionError::Backend(error)) => error,
@@ -114,13 +113,12 @@ fn judge(shared: &Shared, mut pending: Pending, answer: Result<Settled, Transiti
             return None;
         }
     };
-    if error.kind() == ErrorKind::TooLarge && pending.about.name == "complete" {
+    if error.kind() == ErrorKind::TooLarge && pending.decision.transition() == "complete" {
         let error = format!("result too large: {error}").into();
         let fail = Transition::Fail { error };
         // From the same moment: the refused write changed nothing.
         if let Ok(decision) = Decision::new(claim.execution(), &fail) {
             pending.decision = decision;
-            pending.about.name = fail.name();
             return Some(pending);
         }
     }

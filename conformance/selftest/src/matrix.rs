@@ -37,6 +37,7 @@ enum Verdict {
 pub struct Matrix {
     parts: Vec<Part>,
     complaints: Vec<String>,
+    faults: Vec<Fault>,
     /// What each case took round the reference.
     costs: BTreeMap<&'static str, Duration>,
 }
@@ -115,6 +116,7 @@ impl Matrix {
 
     /// Runs faults round the harness, each against the cases named for it, and unless `named_only` against the others too.
     pub async fn run(&mut self, name: &str, around: Around, faults: &[Fault], named_only: bool) {
+        self.faults.extend(faults);
         let permits = Arc::new(Semaphore::new(8));
         let mut running = Vec::new();
         for fault in faults {
@@ -163,7 +165,8 @@ impl Matrix {
 
     /// How many faults there are round this harness, and how many different mistakes.
     pub fn counts(&self, name: &str) -> (usize, usize) {
-        let names: Vec<_> = self.rows().filter(|(part, _)| part.name == name).map(|(_, row)| row.fault.mistake()).collect();
+        let names: Vec<_> =
+            self.rows().filter(|(part, _)| part.name == name).map(|(_, row)| row.fault.mistake()).collect();
         (names.len(), names.iter().collect::<BTreeSet<_>>().len())
     }
 
@@ -175,9 +178,7 @@ impl Matrix {
         for (Part { name, .. }, Row { fault, ran, caught, broke }) in self.rows() {
             for case in fault.caught_by {
                 named.insert(*case);
-                if !known.contains(case) {
-                    complaints.push(format!("{}: there is no case {case}", fault.name));
-                } else if ran.contains(case) && !caught.contains(case) {
+                if ran.contains(case) && !caught.contains(case) {
                     let how = if broke.contains(case) { "panicked or hung at" } else { "did not catch" };
                     complaints.push(format!("{name}: {case} {how} {}; caught by {caught:?}", fault.name));
                 }
@@ -186,8 +187,19 @@ impl Matrix {
                 complaints.push(format!("{name}: no case is named for {}; caught by {caught:?}", fault.name));
             }
         }
+        for fault in &self.faults {
+            for case in fault.caught_by.iter().filter(|case| !known.contains(*case)) {
+                complaints.push(format!("{}: there is no case {case}", fault.name));
+            }
+            if !self.rows().any(|(_, row)| row.fault.name == fault.name) {
+                complaints.push(format!("{}: none of its cases ran", fault.name));
+            }
+        }
         for case in known.difference(&named) {
-            complaints.push(format!("{case} is idle: no fault names it; it happens to catch {:?}", self.caught_by_case(case)));
+            complaints.push(format!(
+                "{case} is idle: no fault names it; it happens to catch {:?}",
+                self.caught_by_case(case)
+            ));
         }
         complaints
     }
@@ -243,15 +255,28 @@ impl Matrix {
             let (parts, cases) = (parts.join(", "), code(fault.caught_by));
             let _ = writeln!(text, "| `{name}` | {parts} | {} | {cases} |", fault.what.replace('|', "\\|"));
         }
-        text.push_str("\n## By case, those with the fewest first\n\n| case | the rule | faults | such as |\n|---|---|---|---|\n");
+        text.push_str(
+            "\n## By case, those with the fewest first\n\n| case | the rule | faults | such as |\n|---|---|---|---|\n",
+        );
         let mut by_case = Vec::new();
         for case in cases() {
-            let names: Vec<_> = faults.values().filter(|(fault, _)| fault.caught_by.contains(&case.id)).map(|(fault, _)| fault.name).collect();
+            let names: Vec<_> = faults
+                .values()
+                .filter(|(fault, _)| fault.caught_by.contains(&case.id))
+                .map(|(fault, _)| fault.name)
+                .collect();
             by_case.push((names, case));
         }
         by_case.sort_by_key(|(names, case)| (names.len(), case.id));
         for (names, case) in by_case {
-            let _ = writeln!(text, "| `{}` | {} | {} | {} |", case.id, case.clause, names.len(), code(names.get(..3).unwrap_or(&names)));
+            let _ = writeln!(
+                text,
+                "| `{}` | {} | {} | {} |",
+                case.id,
+                case.clause,
+                names.len(),
+                code(names.get(..3).unwrap_or(&names))
+            );
         }
         text
     }

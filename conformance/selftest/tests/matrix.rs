@@ -23,7 +23,8 @@ fn the_suite_bites() {
     let faults: Vec<_> = faults().into_iter().filter(|fault| fault.name.contains(&part)).collect();
     let everywhere: Vec<_> = faults.iter().filter(|fault| fault.everywhere).copied().collect();
     let sqlite: Around = Some(Arc::new(SqliteHarness::Own));
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build().expect("a runtime");
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build().expect("a runtime");
     let mut matrix = Matrix::new();
     runtime.block_on(async {
         matrix.run_without_fault("memory", None).await;

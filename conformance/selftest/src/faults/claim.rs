@@ -13,71 +13,137 @@ use crate::fault::Wrong;
 const CLAIM_RACES: &[&str] = &["claim::race_for_one_job", "claim::race_gives_each_job_once"];
 
 pub(super) const FAULTS: &[Fault] = &[
-    Fault::new("claim::one_row_to_two", &OneRowToTwo, "SELECT the due rows, then UPDATE them by id: two claimers get one row.", CLAIM_RACES)
-        .everywhere(),
-    Fault::new("claim::gives_up_after_losing", &GivesUpAfterLosing, "A claimer that lost the head row to another says that nothing is left.", &[
-        "claim::race_gives_each_job_once",
-    ]),
-    Fault::new("claim::loser_gets_an_error", &LoserGetsAnError, "Of claimers at once, those that come second get a deadlock error.", CLAIM_RACES),
-    Fault::new("claim::ignores_priority", &Due(Plan { order: |row| (Priority::FIRST, row.job.available_at, row.job.id()), ..RIGHT }), "Jobs come by time alone.", &[
-        "claim::order",
-    ]),
-    Fault::new("claim::ignores_time_in_order", &Due(Plan { order: |row| (row.job.priority, Timestamp::MIN, row.job.id()), ..RIGHT }), "Jobs of one priority come by id.", &[
-        "claim::order",
-    ]),
-    Fault::new("claim::answers_unordered", &Unordered, "`UPDATE .. RETURNING` without an order: the rows of one claim come back in any.", &["claim::order"])
-        .everywhere(),
-    Fault::new("claim::ignores_the_due_time", &Due(Plan { due: |_, _| true, ..RIGHT }), "Jobs are claimed before their time.", &[
-        "claim::not_before_its_time",
-        "claim::behind_future_jobs",
-    ]),
-    Fault::new("claim::due_is_before_now", &Due(Plan { due: |job, now| job.available_at < now, ..RIGHT }), "A job that is due at this millisecond is not due yet.", &[
-        "claim::due_means_not_after_now",
-        "claim::not_before_its_time",
-    ]),
-    Fault::new("claim::ignores_the_queue", &Due(Plan { queue: |_, _| true, ..RIGHT }), "Any queue's jobs are claimed.", &["claim::only_its_queue"]),
+    Fault::new(
+        "claim::one_row_to_two",
+        &OneRowToTwo,
+        "SELECT the due rows, then UPDATE them by id: two claimers get one row.",
+        CLAIM_RACES,
+    )
+    .everywhere(),
+    Fault::new(
+        "claim::gives_up_after_losing",
+        &GivesUpAfterLosing,
+        "A claimer that lost the head row to another says that nothing is left.",
+        &["claim::contended_queue_drains"],
+    ),
+    Fault::new(
+        "claim::loser_gets_an_error",
+        &LoserGetsAnError,
+        "Of claimers at once, those that come second get a deadlock error.",
+        CLAIM_RACES,
+    ),
+    Fault::new(
+        "claim::ignores_priority",
+        &Due(Plan { order: |row| (Priority::FIRST, row.job.available_at, row.job.id()), ..RIGHT }),
+        "Jobs come by time alone.",
+        &["claim::order", "model::random_histories"],
+    ),
+    Fault::new(
+        "claim::ignores_time_in_order",
+        &Due(Plan { order: |row| (row.job.priority, Timestamp::MIN, row.job.id()), ..RIGHT }),
+        "Jobs of one priority come by id.",
+        &["claim::order"],
+    ),
+    Fault::new(
+        "claim::answers_unordered",
+        &Unordered,
+        "`UPDATE .. RETURNING` without an order: the rows of one claim come back in any.",
+        &["claim::order"],
+    )
+    .everywhere(),
+    Fault::new(
+        "claim::ignores_the_due_time",
+        &Due(Plan { due: |_, _| true, ..RIGHT }),
+        "Jobs are claimed before their time.",
+        &["claim::not_before_its_time", "claim::behind_future_jobs"],
+    ),
+    Fault::new(
+        "claim::due_is_before_now",
+        &Due(Plan { due: |job, now| job.available_at < now, ..RIGHT }),
+        "A job that is due at this millisecond is not due yet.",
+        &["claim::due_means_not_after_now", "claim::not_before_its_time"],
+    ),
+    Fault::new(
+        "claim::ignores_the_queue",
+        &Due(Plan { queue: |_, _| true, ..RIGHT }),
+        "Any queue's jobs are claimed.",
+        &["claim::only_its_queue"],
+    ),
     Fault::new(
         "claim::names_by_collation",
         &Due(Plan { queue: collated, kind: collated, ..RIGHT }),
         "Names are compared by a collation that ignores case and trailing spaces.",
         &["claim::only_its_queue", "claim::only_its_kinds"],
     ),
-    Fault::new("claim::ignores_kinds", &Due(Plan { kind: |_, _| true, ..RIGHT }), "Jobs of kinds that the worker does not know are claimed.", &[
-        "claim::only_its_kinds",
-        "claim::finds_its_kind_behind_others",
-    ]),
-    Fault::new("claim::limits_before_kinds", &Due(Plan { kinds_after_limit: true, ..RIGHT }), "The first rows of the queue are taken, and those of other kinds left out.", &[
-        "claim::finds_its_kind_behind_others",
-    ]),
-    Fault::new("claim::limits_before_due", &Due(Plan { due_after_limit: true, ..RIGHT }), "The first rows by priority are taken, and those not due left out.", &[
-        "claim::behind_future_jobs",
-    ]),
-    Fault::new("claim::takes_held_jobs", &Due(Plan { states: |state| state.is_active(), ..RIGHT }), "A job that another runs is claimed.", &[
-        "claim::only_waiting_jobs",
-    ]),
-    Fault::new("claim::takes_ended_jobs", &Due(Plan { states: |state| !state.is_held(), ..RIGHT }), "A job that has ended is claimed again.", &[
-        "claim::only_waiting_jobs",
-    ]),
-    Fault::new("claim::waits_for_locked_rows", &Due(Plan { skips_locked: false, ..RIGHT }), "SKIP LOCKED was left out: a locked row is waited for.", &[
-        "claim::skips_locked_rows",
-    ])
+    Fault::new(
+        "claim::ignores_kinds",
+        &Due(Plan { kind: |_, _| true, ..RIGHT }),
+        "Jobs of kinds that the worker does not know are claimed.",
+        &["claim::only_its_kinds", "claim::finds_its_kind_behind_others"],
+    ),
+    Fault::new(
+        "claim::limits_before_kinds",
+        &Due(Plan { kinds_after_limit: true, ..RIGHT }),
+        "The first rows of the queue are taken, and those of other kinds left out.",
+        &["claim::finds_its_kind_behind_others"],
+    ),
+    Fault::new(
+        "claim::limits_before_due",
+        &Due(Plan { due_after_limit: true, ..RIGHT }),
+        "The first rows by priority are taken, and those not due left out.",
+        &["claim::behind_future_jobs"],
+    ),
+    Fault::new(
+        "claim::takes_held_jobs",
+        &Due(Plan { states: |state| state.is_active(), ..RIGHT }),
+        "A job that another runs is claimed.",
+        &["claim::only_waiting_jobs"],
+    ),
+    Fault::new(
+        "claim::takes_ended_jobs",
+        &Due(Plan { states: |state| !state.is_held(), ..RIGHT }),
+        "A job that has ended is claimed again.",
+        &["claim::only_waiting_jobs"],
+    ),
+    Fault::new(
+        "claim::waits_for_locked_rows",
+        &Due(Plan { skips_locked: false, ..RIGHT }),
+        "SKIP LOCKED was left out: a locked row is waited for.",
+        &["claim::skips_locked_rows"],
+    )
     .hangs(),
-    Fault::new("claim::takes_foreign_states", &Due(Plan { foreign: true, ..RIGHT }), "A row in a state of a newer version counts as waiting.", &[
-        "claim::foreign_states_are_left_alone",
-    ]),
-    Fault::new("claim::ignores_the_limit", &IgnoresTheLimit, "All due rows are claimed, whatever was asked for.", &[
-        "claim::respects_the_limit",
-    ])
+    Fault::new(
+        "claim::takes_foreign_states",
+        &Due(Plan { foreign: true, ..RIGHT }),
+        "A row in a state of a newer version counts as waiting.",
+        &["claim::foreign_states_are_left_alone"],
+    ),
+    Fault::new(
+        "claim::ignores_the_limit",
+        &IgnoresTheLimit,
+        "All due rows are claimed, whatever was asked for.",
+        &["claim::respects_the_limit"],
+    )
     .everywhere(),
-    Fault::new("claim::takes_more_than_it_says", &TakesMoreThanItSays, "One more row is claimed than is answered.", &[
-        "claim::takes_what_it_says",
-        "claim::respects_the_limit",
-    ])
+    Fault::new(
+        "claim::takes_more_than_it_says",
+        &TakesMoreThanItSays,
+        "One more row is claimed than is answered.",
+        &["claim::takes_what_it_says", "claim::respects_the_limit"],
+    )
     .everywhere(),
-    Fault::new("claim::unreadable_fails_all", &UnreadableFailsAll, "One row that cannot be read fails the claim.", &["claim::unreadable_rows"]),
-    Fault::new("claim::unreadable_is_dropped", &UnreadableIsDropped, "A row that cannot be read is claimed and not reported.", &[
-        "claim::unreadable_rows",
-    ]),
+    Fault::new(
+        "claim::unreadable_fails_all",
+        &UnreadableFailsAll,
+        "One row that cannot be read fails the claim.",
+        &["claim::unreadable_rows"],
+    ),
+    Fault::new(
+        "claim::unreadable_is_dropped",
+        &UnreadableIsDropped,
+        "A row that cannot be read is claimed and not reported.",
+        &["claim::unreadable_rows"],
+    ),
     Fault::new("claim::splices_names", &SplicesNames, "Names are pasted into the statement.", &["claim::odd_names"]),
 ];
 

@@ -12,27 +12,51 @@ use crate::broken::gap;
 use crate::fault::Wrong;
 
 const FIELDS: &[&str] = &["update::every_field_is_compared"];
-const RACES: &[&str] = &["update::race_has_one_winner", "update::chain_has_no_fork"];
+const RACES: &[&str] = &["update::race_has_one_winner", "update::chain_has_no_fork", "settle::one_outcome_of_many"];
 
 pub(super) const FAULTS: &[Fault] = &[
     Fault::new("compare::ignores_a_field/state", &Ignores(Field::State), "The state is not compared.", FIELDS)
         .everywhere(),
     Fault::new("compare::ignores_a_field/attempt", &Ignores(Field::Attempt), "The attempt is not compared.", FIELDS),
-    Fault::new("compare::ignores_a_field/claimed_by", &Ignores(Field::ClaimedBy), "The holder is not compared.", FIELDS),
-    Fault::new("compare::ignores_a_field/claimed_at", &Ignores(Field::ClaimedAt), "The time of the claim is not compared.", FIELDS),
-    Fault::new("compare::ignores_a_field/attempted_at", &Ignores(Field::AttemptedAt), "The time of the start is not compared.", FIELDS),
+    Fault::new(
+        "compare::ignores_a_field/claimed_by",
+        &Ignores(Field::ClaimedBy),
+        "The holder is not compared.",
+        FIELDS,
+    ),
+    Fault::new(
+        "compare::ignores_a_field/claimed_at",
+        &Ignores(Field::ClaimedAt),
+        "The time of the claim is not compared.",
+        FIELDS,
+    ),
+    Fault::new(
+        "compare::ignores_a_field/attempted_at",
+        &Ignores(Field::AttemptedAt),
+        "The time of the start is not compared.",
+        FIELDS,
+    ),
     Fault::new(
         "compare::ignores_a_field/revision",
         &Ignores(Field::Revision),
         "State, attempt and holder are taken for an identity; the revision is not compared.",
-        FIELDS,
+        &["update::every_field_is_compared", "recover::same_worker_is_refused_too"],
     )
     .everywhere(),
-    Fault::new("compare::ignores_everything", &IgnoresEverything, "The last writer wins: `UPDATE .. WHERE id = ?`.", &[
-        "update::a_conflict_changes_nothing",
-        "update::newer_execution_in_the_same_state_conflicts",
-        "update::race_has_one_winner",
-    ])
+    Fault::new(
+        "compare::ignores_everything",
+        &IgnoresEverything,
+        "The last writer wins: `UPDATE .. WHERE id = ?`.",
+        &[
+            "update::a_conflict_changes_nothing",
+            "update::newer_execution_in_the_same_state_conflicts",
+            "update::race_has_one_winner",
+            "recover::old_holder_is_refused",
+            "recover::stale_scan_does_not_resurrect",
+            "recover::stale_scan_of_reserved_jobs",
+            "recover::sweep_against_settles",
+        ],
+    )
     .everywhere(),
     Fault::new(
         "compare::null_never_equals",
@@ -41,14 +65,39 @@ pub(super) const FAULTS: &[Fault] = &[
         &["update::null_equals_null"],
     )
     .everywhere(),
-    Fault::new("compare::null_seen_matches_all", &NullSeenMatchesAll, "`? IS NULL OR column = ?`: a null seen matches every value.", FIELDS)
-        .everywhere(),
-    Fault::new("compare::null_there_matches_all", &NullThereMatchesAll, "`column IS NULL OR column = ?`: a null in the row matches every value.", FIELDS),
-    Fault::new("compare::reads_then_writes", &ReadsThenWrites, "SELECT, compare, then UPDATE by id: two statements.", RACES)
-        .everywhere(),
-    Fault::new("compare::loser_gets_an_error", &LoserGetsAnError, "Who loses a race gets the database's serialization failure.", &["update::race_has_one_winner"]),
-    Fault::new("compare::own_cache", &OwnCache, "Each handle reads from a cache of what it saw first.", &["update::two_handles_see_one_row"])
-        .everywhere(),
+    Fault::new(
+        "compare::null_seen_matches_all",
+        &NullSeenMatchesAll,
+        "`? IS NULL OR column = ?`: a null seen matches every value.",
+        FIELDS,
+    )
+    .everywhere(),
+    Fault::new(
+        "compare::null_there_matches_all",
+        &NullThereMatchesAll,
+        "`column IS NULL OR column = ?`: a null in the row matches every value.",
+        FIELDS,
+    ),
+    Fault::new(
+        "compare::reads_then_writes",
+        &ReadsThenWrites,
+        "SELECT, compare, then UPDATE by id: two statements.",
+        RACES,
+    )
+    .everywhere(),
+    Fault::new(
+        "compare::loser_gets_an_error",
+        &LoserGetsAnError,
+        "Who loses a race gets the database's serialization failure.",
+        &["update::race_has_one_winner"],
+    ),
+    Fault::new(
+        "compare::own_cache",
+        &OwnCache,
+        "Each handle reads from a cache, which only its own calls renew.",
+        &["update::two_handles_see_one_row"],
+    )
+    .everywhere(),
 ];
 
 #[derive(Clone, Copy)]
@@ -93,6 +142,14 @@ struct IgnoresEverything;
 impl Wrong for IgnoresEverything {
     async fn update(&self, real: &Real, update: &UpdateRequest) -> Result<Update> {
         real.force(update.id, &update.patch).await
+    }
+
+    async fn update_many(&self, real: &Real, updates: &[UpdateRequest]) -> Result<Vec<Update>> {
+        let mut answers = Vec::with_capacity(updates.len());
+        for update in updates {
+            answers.push(real.force(update.id, &update.patch).await?);
+        }
+        Ok(answers)
     }
 }
 
@@ -185,10 +242,27 @@ impl Wrong for OwnCache {
         Ok(job)
     }
 
+    async fn claim(&self, real: &Real, request: &ClaimRequest) -> Result<Claimed> {
+        let claimed = real.handle.claim(request).await?;
+        real.kept.keep(&claimed.jobs);
+        Ok(claimed)
+    }
+
     async fn answer(&self, real: &Real, asked: &UpdateRequest, answer: Result<Update>) -> Result<Update> {
-        // Its own writes it knows of.
-        real.kept.jobs().remove(&asked.id);
+        if let Ok(Update::Applied(_) | Update::Missing) = answer {
+            real.kept.jobs().remove(&asked.id);
+        }
         answer
+    }
+
+    async fn extend_leases(&self, real: &Real, held: &[Held], lease: Lease) -> Result<Vec<Beat>> {
+        real.kept.jobs().clear();
+        real.handle.extend_leases(held, lease).await
+    }
+
+    async fn purge(&self, real: &Real, state: JobState, older_than: Delay, limit: Limit) -> Result<u64> {
+        real.kept.jobs().clear();
+        real.handle.purge(state, older_than, limit).await
     }
 }
 

@@ -9,53 +9,119 @@ use crate::broken::Real;
 use crate::fault::Wrong;
 
 pub(super) const FAULTS: &[Fault] = &[
-    Fault::new("data::normalises_payloads", &Stores(|job, _| job.payload = normalised(&job.payload)), "Payloads go through a JSON value: spaces, key order and big numbers change.", &[
-        "data::payloads_are_kept_byte_for_byte",
-    ])
+    Fault::new(
+        "data::normalises_payloads",
+        &Stores(|job, _| job.payload = normalised(&job.payload)),
+        "Payloads go through a JSON value: spaces, key order and big numbers change.",
+        &["data::payloads_are_kept_byte_for_byte"],
+    )
     .everywhere(),
-    Fault::new("data::normalises_updates", &Asks(|patch| {
-        patch.payload = patch.payload.as_ref().map(normalised);
-        if let Change::Set(result) = &mut patch.result {
-            *result = normalised(result);
-        }
-    }), "Results go through a JSON value.", &["data::updates_keep_json_byte_for_byte"])
+    Fault::new(
+        "data::normalises_updates",
+        &Asks(|patch| {
+            patch.payload = patch.payload.as_ref().map(normalised);
+            if let Change::Set(result) = &mut patch.result {
+                *result = normalised(result);
+            }
+        }),
+        "Results go through a JSON value.",
+        &["data::updates_keep_json_byte_for_byte"],
+    )
     .everywhere(),
-    Fault::new("data::null_is_no_result", &Asks(|patch| if patch.result == Change::Set(Json::null()) { patch.result = Change::Clear }), "A result of null is stored as none.", &[
-        "data::null_is_a_result",
-    ])
+    Fault::new(
+        "data::null_is_no_result",
+        &Asks(|patch| {
+            if patch.result == Change::Set(Json::null()) {
+                patch.result = Change::Clear
+            }
+        }),
+        "A result of null is stored as none.",
+        &["data::null_is_a_result"],
+    )
     .everywhere(),
-    Fault::new("data::due_in_seconds", &Stores(|job, _| if let When::At(at) = job.available { job.available = When::At(at.saturating_add_millis(-at.unix_millis().rem_euclid(1_000))) }), "Due times are cut to whole seconds.", &[
-        "data::instants_are_kept_to_the_millisecond",
-        "enqueue::past_and_far_due_times",
-    ])
+    Fault::new(
+        "data::due_in_seconds",
+        &Stores(|job, _| {
+            if let When::At(at) = job.available {
+                job.available = When::At(at.saturating_add_millis(-at.unix_millis().rem_euclid(1_000)))
+            }
+        }),
+        "Due times are cut to whole seconds.",
+        &["data::instants_are_kept_to_the_millisecond", "enqueue::past_and_far_due_times"],
+    )
     .everywhere(),
-    Fault::new("data::time_moves_by_itself", &TimeMovesByItself, "A time column is set to now by every update, as MariaDB's first timestamp column is.", &[
-        "data::time_columns_do_not_move_by_themselves",
-    ]),
-    Fault::new("data::three_byte_texts", &Asks(|patch| if let Some(failure) = &mut patch.failure {
-        let text: String = failure.text.as_str().chars().map(|c| if c.len_utf8() > 3 { '?' } else { c }).collect();
-        failure.text = text.into();
-    }), "Texts lose their characters of four bytes.", &["data::any_failure_text_is_recorded"])
+    Fault::new(
+        "data::time_moves_by_itself",
+        &TimeMovesByItself,
+        "A time column is set to now by every update, as MariaDB's first timestamp column is.",
+        &["data::time_columns_do_not_move_by_themselves"],
+    ),
+    Fault::new(
+        "data::three_byte_texts",
+        &Asks(|patch| {
+            if let Some(failure) = &mut patch.failure {
+                let text: String =
+                    failure.text.as_str().chars().map(|c| if c.len_utf8() > 3 { '?' } else { c }).collect();
+                failure.text = text.into();
+            }
+        }),
+        "Texts lose their characters of four bytes.",
+        &["data::any_failure_text_is_recorded"],
+    )
     .everywhere(),
-    Fault::new("data::short_texts", &Asks(|patch| if let Some(failure) = &mut patch.failure {
-        let text = failure.text.as_str();
-        failure.text = text[..text.floor_char_boundary(255)].into();
-    }), "A failure's text is cut to 255 bytes.", &["data::any_failure_text_is_recorded"]),
-    Fault::new("data::failures_have_no_room", &FailuresHaveNoRoom, "Recorded failures do not fit their column when each is long.", &["data::failures_fill_their_room"]),
-    Fault::new("data::failures_unbounded", &Failures { dropped: |old, _| old, keeps_all: true }, "The list of failures grows without end.", &["data::the_newest_failures_are_kept"]),
-    Fault::new("data::oldest_failures_kept", &OldestFailuresKept, "Once the list of failures is full, new ones are dropped.", &["data::the_newest_failures_are_kept"]),
-    Fault::new("data::rerun_forgets_failures", &Failures { dropped: |old, rerun| if rerun { Vec::new() } else { old }, keeps_all: false }, "A rerun clears the failures.", &[
-        "data::failures_outlive_a_rerun",
-        "settle::rerun",
-    ]),
-    Fault::new("data::small_attempts", &Asks(|patch| patch.attempt = patch.attempt.min(255)), "Attempts are kept in a byte.", &["data::big_numbers"])
-        .everywhere(),
-    Fault::new("data::short_names", &Stores(|job, _| {
-        let text = job.kind.as_str();
-        if let Ok(name) = Name::try_from(&text[..text.floor_char_boundary(254)]) {
-            job.kind = name;
-        }
-    }), "Names are cut to the length of their column.", &["data::names_at_their_limits"])
+    Fault::new(
+        "data::short_texts",
+        &Asks(|patch| {
+            if let Some(failure) = &mut patch.failure {
+                let text = failure.text.as_str();
+                failure.text = text[..text.floor_char_boundary(255)].into();
+            }
+        }),
+        "A failure's text is cut to 255 bytes.",
+        &["data::any_failure_text_is_recorded"],
+    ),
+    Fault::new(
+        "data::failures_have_no_room",
+        &FailuresHaveNoRoom,
+        "Recorded failures do not fit their column when each is long.",
+        &["data::failures_fill_their_room"],
+    ),
+    Fault::new(
+        "data::failures_unbounded",
+        &Failures { dropped: |old, _| old, keeps_all: true },
+        "The list of failures grows without end.",
+        &["data::the_newest_failures_are_kept"],
+    ),
+    Fault::new(
+        "data::oldest_failures_kept",
+        &OldestFailuresKept,
+        "Once the list of failures is full, new ones are dropped.",
+        &["data::the_newest_failures_are_kept"],
+    ),
+    Fault::new(
+        "data::rerun_forgets_failures",
+        &Failures { dropped: |old, rerun| if rerun { Vec::new() } else { old }, keeps_all: false },
+        "A rerun clears the failures.",
+        &["data::failures_outlive_a_rerun", "settle::rerun"],
+    ),
+    Fault::new(
+        "data::small_attempts",
+        &Asks(|patch| patch.attempt = patch.attempt.min(255)),
+        "Attempts are kept in a byte.",
+        &["data::big_numbers"],
+    )
+    .everywhere(),
+    Fault::new(
+        "data::short_names",
+        &Stores(|job, _| {
+            let text = job.kind.as_str();
+            if let Ok(name) = Name::try_from(&text[..text.floor_char_boundary(254)]) {
+                job.kind = name;
+            }
+        }),
+        "Names are cut to the length of their column.",
+        &["data::names_at_their_limits"],
+    )
     .everywhere(),
 ];
 

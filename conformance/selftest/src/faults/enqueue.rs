@@ -11,62 +11,112 @@ use crate::broken::gap;
 use crate::fault::Wrong;
 
 pub(super) const FAULTS: &[Fault] = &[
-    Fault::new("enqueue::loses_the_priority", &Stores(|job, _| job.priority = Priority::default()), "The priority is not stored.", &[
-        "enqueue::stored_as_given",
-    ])
+    Fault::new(
+        "enqueue::loses_the_priority",
+        &Stores(|job, _| job.priority = Priority::default()),
+        "The priority is not stored.",
+        &["enqueue::stored_as_given"],
+    )
     .everywhere(),
-    Fault::new("enqueue::bulk_loses_the_delay", &Stores(|job, many| if many { job.available = When::Now }), "The bulk form does not store when a job is due.", &[
-        "enqueue::bulk_equals_single",
-    ])
+    Fault::new(
+        "enqueue::bulk_loses_the_delay",
+        &Stores(|job, many| {
+            if many {
+                job.available = When::Now
+            }
+        }),
+        "The bulk form does not store when a job is due.",
+        &["enqueue::bulk_equals_single"],
+    )
     .everywhere(),
-    Fault::new("enqueue::past_becomes_now", &Stores(|job, _| if matches!(job.available, When::At(_)) { job.available = When::Now }), "A due time is raised to now.", &[
-        "enqueue::past_and_far_due_times",
-    ]),
-    Fault::new("enqueue::callers_clock", &CallersClock, "Due times are computed by the caller, from its own clock.", &["enqueue::due_times_are_the_stores"]),
-    Fault::new("enqueue::new_ones_first", &NewOnesFirst, "What is stored is answered before what was there.", &["enqueue::answers_in_order"])
-        .everywhere(),
-    Fault::new("enqueue::upserts", &Upserts, "`ON CONFLICT DO UPDATE`: a repeated job is stored anew.", &[
-        "enqueue::a_repeat_is_existing",
-        "enqueue::race_of_one_job",
-    ]),
-    Fault::new("enqueue::any_content_is_a_repeat", &AnyContentIsARepeat, "`ON CONFLICT DO NOTHING`: an id that is stored is existing, whatever its content.", &[
-        "enqueue::other_content_is_refused",
-        "enqueue::one_bad_item_stores_nothing",
-        "enqueue::race_of_two_contents",
-    ])
+    Fault::new(
+        "enqueue::past_becomes_now",
+        &Stores(|job, _| {
+            if matches!(job.available, When::At(_)) {
+                job.available = When::Now
+            }
+        }),
+        "A due time is raised to now.",
+        &["enqueue::past_and_far_due_times"],
+    ),
+    Fault::new(
+        "enqueue::callers_clock",
+        &CallersClock,
+        "Due times are computed by the caller, from its own clock.",
+        &["enqueue::due_times_are_the_stores"],
+    ),
+    Fault::new(
+        "enqueue::new_ones_first",
+        &NewOnesFirst,
+        "What is stored is answered before what was there.",
+        &["enqueue::answers_in_order"],
+    )
     .everywhere(),
-    Fault::new("enqueue::key_before_id", &KeyBeforeId, "The unique key is judged first: a repeated job is a duplicate, of itself.", &[
-        "enqueue::the_id_comes_before_the_key",
-    ])
+    Fault::new(
+        "enqueue::upserts",
+        &Upserts,
+        "`ON CONFLICT DO UPDATE`: a repeated job is stored anew.",
+        &["enqueue::a_repeat_is_existing", "enqueue::race_of_one_job"],
+    ),
+    Fault::new(
+        "enqueue::any_content_is_a_repeat",
+        &AnyContentIsARepeat,
+        "`ON CONFLICT DO NOTHING`: an id that is stored is existing, whatever its content.",
+        &["enqueue::other_content_is_refused", "enqueue::one_bad_item_stores_nothing", "enqueue::race_of_two_contents"],
+    )
     .everywhere(),
-    Fault::new("enqueue::remembers_purged_ids", &RemembersPurgedIds, "An id that was ever stored stays known after its row is gone.", &[
-        "enqueue::a_purged_id_is_new_again",
-    ]),
-    Fault::new("enqueue::one_by_one", &OneByOne, "A batch is a loop of inserts without a transaction.", &[
-        "enqueue::one_bad_item_stores_nothing",
-        "enqueue::thousands_are_refused_as_one",
-        "enqueue::dropped_futures",
-    ]),
-    Fault::new("enqueue::in_chunks", &InChunks, "Long batches are stored in chunks, each in a transaction of its own.", &[
-        "enqueue::thousands_are_refused_as_one",
-    ])
+    Fault::new(
+        "enqueue::key_before_id",
+        &KeyBeforeId,
+        "The unique key is judged first: a repeated job is a duplicate, of itself.",
+        &["enqueue::the_id_comes_before_the_key"],
+    )
     .everywhere(),
-    Fault::new("enqueue::names_no_item", &NamesNoItem, "The error of a refused batch does not say which item it is about.", &[
-        "enqueue::one_bad_item_stores_nothing",
-        "enqueue::payload_cap",
-    ]),
+    Fault::new(
+        "enqueue::remembers_purged_ids",
+        &RemembersPurgedIds,
+        "An id that was ever stored stays known after its row is gone.",
+        &["enqueue::a_purged_id_is_new_again"],
+    ),
+    Fault::new(
+        "enqueue::one_by_one",
+        &OneByOne,
+        "A batch is a loop of inserts without a transaction.",
+        &["enqueue::one_bad_item_stores_nothing", "enqueue::thousands_are_refused_as_one", "enqueue::dropped_futures"],
+    ),
+    Fault::new(
+        "enqueue::in_chunks",
+        &InChunks,
+        "Long batches are stored in chunks, each in a transaction of its own.",
+        &["enqueue::thousands_are_refused_as_one"],
+    )
+    .everywhere(),
+    Fault::new(
+        "enqueue::names_no_item",
+        &NamesNoItem,
+        "The error of a refused batch does not say which item it is about.",
+        &["enqueue::one_bad_item_stores_nothing", "enqueue::other_content_is_refused"],
+    ),
     Fault::new("enqueue::no_cap", &NoCap, "Payloads over the cap are stored.", &["enqueue::payload_cap"]),
-    Fault::new("enqueue::at_most_thousand", &AtMostThousand, "A batch with more values than the driver can bind fails.", &[
-        "enqueue::thousands_in_one_call",
-    ])
+    Fault::new(
+        "enqueue::at_most_thousand",
+        &AtMostThousand,
+        "A batch with more values than the driver can bind fails.",
+        &["enqueue::thousands_in_one_call"],
+    )
     .everywhere(),
-    Fault::new("enqueue::insert_after_select", &InsertAfterSelect, "SELECT the ids, then INSERT the new ones: who loses that race gets a violated primary key.", &[
-        "enqueue::race_of_one_job",
-        "enqueue::concurrent_batches",
-    ]),
-    Fault::new("enqueue::batches_deadlock", &BatchesDeadlock, "Rows are locked in the order of the call: overlapping batches deadlock.", &[
-        "enqueue::concurrent_batches",
-    ]),
+    Fault::new(
+        "enqueue::insert_after_select",
+        &InsertAfterSelect,
+        "SELECT the ids, then INSERT the new ones: who loses that race gets a violated primary key.",
+        &["enqueue::race_of_one_job", "enqueue::concurrent_batches"],
+    ),
+    Fault::new(
+        "enqueue::batches_deadlock",
+        &BatchesDeadlock,
+        "Rows are locked in the order of the call: overlapping batches deadlock.",
+        &["enqueue::concurrent_batches"],
+    ),
 ];
 
 /// Changes what is stored; told whether it is one of many.
@@ -178,7 +228,8 @@ impl Wrong for RemembersPurgedIds {
             return Ok(jobs.iter().map(|job| Enqueued::Existing(job.id)).collect());
         }
         let answers = real.handle.enqueue(jobs).await?;
-        real.memory().edit(|rows| real.shared.kept.keep(new.iter().filter_map(|job| rows.get(&job.id)).map(|row| &row.job)));
+        real.memory()
+            .edit(|rows| real.shared.kept.keep(new.iter().filter_map(|job| rows.get(&job.id)).map(|row| &row.job)));
         Ok(answers)
     }
 }

@@ -9,43 +9,144 @@ use crate::broken::gap;
 use crate::fault::Wrong;
 
 pub(super) const FAULTS: &[Fault] = &[
-    Fault::new("inspect::pages_by_offset", &PagesByOffset, "A page is found by counting rows, and moves when rows come and go.", &["inspect::paging_survives_changes"])
-        .everywhere(),
-    Fault::new("inspect::newest_first", &NewestFirst, "Lists come with the newest id first.", &["inspect::list_pages_by_id"])
-        .everywhere(),
-    Fault::new("inspect::ends_a_page_late", &EndsAPageLate, "A full page always has a next one, which may be empty.", &["inspect::list_pages_by_id"])
-        .everywhere(),
-    Fault::new("inspect::filters_after_the_limit", &FiltersAfterTheLimit, "Rows are taken from the list first and filtered by state afterwards.", &["inspect::list_filters"])
-        .everywhere(),
-    Fault::new("inspect::filters_by_collation", &FiltersByCollation, "A filter's names are compared without case.", &["inspect::list_filters"])
-        .everywhere(),
-    Fault::new("inspect::unreadable_fails_the_list", &UnreadableFailsTheList, "One row that cannot be read fails the list.", &["inspect::list_reports_unreadable_rows"])
-        .everywhere(),
-    Fault::new("inspect::unreadable_is_dropped", &UnreadableIsDropped, "A row that cannot be read is left out of the list.", &["inspect::list_reports_unreadable_rows"])
-        .everywhere(),
-    Fault::new("inspect::unknown_state_is_not_counted", &UnknownStateIsNotCounted, "Jobs in states of a newer version are not counted.", &["inspect::counts"])
-        .everywhere(),
-    Fault::new("inspect::counts_one_queue", &CountsOneQueue, "Jobs are counted by state, under the first queue's name.", &["inspect::counts"])
-        .everywhere(),
-    Fault::new("inspect::unknown_id_is_an_error", &UnknownIdIsAnError, "Reading an id that is not stored is an error.", &["inspect::an_unknown_id_is_none"])
-        .everywhere(),
-    Fault::new("purge::any_state", &Purges(Plan { states: |row, _| row.is_final(), ..RIGHT }), "A purge deletes every ended job, whichever state was named.", &["purge::only_the_named_state"]),
-    Fault::new("purge::accepts_any", &Purges(Plan { checks: false, ..RIGHT }), "A purge of waiting jobs is carried out.", &["purge::only_ended_states"]),
-    Fault::new("purge::ignores_age", &Purges(Plan { old_enough: |_, _| true, ..RIGHT }), "A purge does not look at the age.", &["purge::by_age_to_the_millisecond"]),
-    Fault::new("purge::older_than_is_strict", &Purges(Plan { old_enough: |at, latest| at < latest, ..RIGHT }), "A job that ended exactly so long ago stays.", &["purge::by_age_to_the_millisecond"]),
-    Fault::new("purge::by_creation", &Purges(Plan { age: |job| Some(job.created_at), ..RIGHT }), "The age of a job counts from its creation.", &["purge::by_age_to_the_millisecond", "purge::counts_from_the_last_end"]),
-    Fault::new("purge::by_id", &Purges(Plan { by_id: true, ..RIGHT }), "A purge takes the first rows by id, not those that ended first.", &["purge::the_oldest_first"]),
-    Fault::new("purge::ignores_the_limit", &IgnoresTheLimit, "A purge deletes all that it finds.", &["purge::the_oldest_first"])
-        .everywhere(),
-    Fault::new("purge::deletes_by_id", &Purges(Plan { two_steps: true, ..RIGHT }), "SELECT the ended jobs, then DELETE them by id.", &["purge::spares_a_job_that_runs_again"]),
-    Fault::new("purge::first_end_counts", &FirstEndCounts, "The time of the end is written once and never moved.", &["purge::counts_from_the_last_end"]),
+    Fault::new(
+        "inspect::pages_by_offset",
+        &PagesByOffset,
+        "A page is found by counting rows, and moves when rows come and go.",
+        &["inspect::paging_survives_changes"],
+    )
+    .everywhere(),
+    Fault::new(
+        "inspect::newest_first",
+        &NewestFirst,
+        "Lists come with the newest id first.",
+        &["inspect::list_pages_by_id"],
+    )
+    .everywhere(),
+    Fault::new(
+        "inspect::ends_a_page_late",
+        &EndsAPageLate,
+        "A full page always has a next one, which may be empty.",
+        &["inspect::list_pages_by_id"],
+    )
+    .everywhere(),
+    Fault::new(
+        "inspect::filters_after_the_limit",
+        &FiltersAfterTheLimit,
+        "Rows are taken from the list first and filtered by state afterwards.",
+        &["inspect::list_filters"],
+    )
+    .everywhere(),
+    Fault::new(
+        "inspect::filters_by_collation",
+        &FiltersByCollation,
+        "A filter's names are compared without case.",
+        &["inspect::list_filters"],
+    )
+    .everywhere(),
+    Fault::new(
+        "inspect::unreadable_fails_the_list",
+        &UnreadableFailsTheList,
+        "One row that cannot be read fails the list.",
+        &["inspect::list_reports_unreadable_rows"],
+    )
+    .everywhere(),
+    Fault::new(
+        "inspect::unreadable_is_dropped",
+        &UnreadableIsDropped,
+        "A row that cannot be read is left out of the list.",
+        &["inspect::list_reports_unreadable_rows"],
+    )
+    .everywhere(),
+    Fault::new(
+        "inspect::unknown_state_is_not_counted",
+        &UnknownStateIsNotCounted,
+        "Jobs in states of a newer version are not counted.",
+        &["claim::foreign_states_are_left_alone", "unique::an_unknown_state_keeps_its_key"],
+    )
+    .everywhere(),
+    Fault::new(
+        "inspect::counts_one_queue",
+        &CountsOneQueue,
+        "Jobs are counted by state, under the first queue's name.",
+        &["inspect::counts"],
+    )
+    .everywhere(),
+    Fault::new(
+        "inspect::unknown_id_is_an_error",
+        &UnknownIdIsAnError,
+        "Reading an id that is not stored is an error.",
+        &["inspect::an_unknown_id_is_none"],
+    )
+    .everywhere(),
+    Fault::new(
+        "purge::any_state",
+        &Purges(Plan { states: |row, _| row.is_final(), ..RIGHT }),
+        "A purge deletes every ended job, whichever state was named.",
+        &["purge::only_the_named_state"],
+    ),
+    Fault::new(
+        "purge::accepts_any",
+        &Purges(Plan { checks: false, ..RIGHT }),
+        "A purge of waiting jobs is carried out.",
+        &["purge::only_ended_states"],
+    ),
+    Fault::new(
+        "purge::ignores_age",
+        &Purges(Plan { old_enough: |_, _| true, ..RIGHT }),
+        "A purge does not look at the age.",
+        &["purge::by_age_to_the_millisecond"],
+    ),
+    Fault::new(
+        "purge::older_than_is_strict",
+        &Purges(Plan { old_enough: |at, latest| at < latest, ..RIGHT }),
+        "A job that ended exactly so long ago stays.",
+        &["purge::by_age_to_the_millisecond"],
+    ),
+    Fault::new(
+        "purge::by_creation",
+        &Purges(Plan { age: |job| Some(job.created_at), ..RIGHT }),
+        "The age of a job counts from its creation.",
+        &["purge::counts_from_the_last_end", "purge::the_oldest_first"],
+    ),
+    Fault::new(
+        "purge::by_id",
+        &Purges(Plan { by_id: true, ..RIGHT }),
+        "A purge takes the first rows by id, not those that ended first.",
+        &["purge::the_oldest_first"],
+    ),
+    Fault::new(
+        "purge::ignores_the_limit",
+        &IgnoresTheLimit,
+        "A purge deletes all that it finds.",
+        &["purge::the_oldest_first"],
+    )
+    .everywhere(),
+    Fault::new(
+        "purge::deletes_by_id",
+        &Purges(Plan { two_steps: true, ..RIGHT }),
+        "SELECT the ended jobs, then DELETE them by id.",
+        &["purge::spares_a_job_that_runs_again"],
+    ),
+    Fault::new(
+        "purge::first_end_counts",
+        &FirstEndCounts,
+        "The time of the end is written once and never moved.",
+        &["purge::counts_from_the_last_end"],
+    ),
 ];
 
 struct PagesByOffset;
 
 #[async_trait]
 impl Wrong for PagesByOffset {
-    async fn list(&self, real: &Real, filter: &ListFilter, after: Option<JobId>, limit: Limit) -> Result<Page<Job, JobId>> {
+    async fn list(
+        &self,
+        real: &Real,
+        filter: &ListFilter,
+        after: Option<JobId>,
+        limit: Limit,
+    ) -> Result<Page<Job, JobId>> {
         let offsets = &real.shared.offsets;
         let known = after.and_then(|after| offsets.lock().expect("no panic").get(&after).copied());
         let all = real.handle.list(filter, if known.is_some() { None } else { after }, Limit::MAX).await?;
@@ -65,7 +166,13 @@ struct NewestFirst;
 
 #[async_trait]
 impl Wrong for NewestFirst {
-    async fn list(&self, real: &Real, filter: &ListFilter, after: Option<JobId>, limit: Limit) -> Result<Page<Job, JobId>> {
+    async fn list(
+        &self,
+        real: &Real,
+        filter: &ListFilter,
+        after: Option<JobId>,
+        limit: Limit,
+    ) -> Result<Page<Job, JobId>> {
         let mut page = real.handle.list(filter, after, limit).await?;
         page.items.reverse();
         Ok(page)
@@ -76,7 +183,13 @@ struct EndsAPageLate;
 
 #[async_trait]
 impl Wrong for EndsAPageLate {
-    async fn list(&self, real: &Real, filter: &ListFilter, after: Option<JobId>, limit: Limit) -> Result<Page<Job, JobId>> {
+    async fn list(
+        &self,
+        real: &Real,
+        filter: &ListFilter,
+        after: Option<JobId>,
+        limit: Limit,
+    ) -> Result<Page<Job, JobId>> {
         let mut page = real.handle.list(filter, after, limit).await?;
         if page.items.len() == limit.rows() {
             page.next = page.items.last().map(Job::id);
@@ -89,7 +202,13 @@ struct FiltersAfterTheLimit;
 
 #[async_trait]
 impl Wrong for FiltersAfterTheLimit {
-    async fn list(&self, real: &Real, filter: &ListFilter, after: Option<JobId>, limit: Limit) -> Result<Page<Job, JobId>> {
+    async fn list(
+        &self,
+        real: &Real,
+        filter: &ListFilter,
+        after: Option<JobId>,
+        limit: Limit,
+    ) -> Result<Page<Job, JobId>> {
         let mut wider = filter.clone();
         wider.state = None;
         let mut page = real.handle.list(&wider, after, limit).await?;
@@ -102,7 +221,13 @@ struct FiltersByCollation;
 
 #[async_trait]
 impl Wrong for FiltersByCollation {
-    async fn list(&self, real: &Real, filter: &ListFilter, after: Option<JobId>, limit: Limit) -> Result<Page<Job, JobId>> {
+    async fn list(
+        &self,
+        real: &Real,
+        filter: &ListFilter,
+        after: Option<JobId>,
+        limit: Limit,
+    ) -> Result<Page<Job, JobId>> {
         let Some(queue) = &filter.queue else { return real.handle.list(filter, after, limit).await };
         let mut wider = filter.clone();
         wider.queue = None;
@@ -119,7 +244,13 @@ struct UnreadableFailsTheList;
 
 #[async_trait]
 impl Wrong for UnreadableFailsTheList {
-    async fn list(&self, real: &Real, filter: &ListFilter, after: Option<JobId>, limit: Limit) -> Result<Page<Job, JobId>> {
+    async fn list(
+        &self,
+        real: &Real,
+        filter: &ListFilter,
+        after: Option<JobId>,
+        limit: Limit,
+    ) -> Result<Page<Job, JobId>> {
         let page = real.handle.list(filter, after, limit).await?;
         match page.unreadable.first() {
             Some(bad) => Err(Error::not_applied(ErrorKind::Schema, bad.reason.clone())),
@@ -132,7 +263,13 @@ struct UnreadableIsDropped;
 
 #[async_trait]
 impl Wrong for UnreadableIsDropped {
-    async fn list(&self, real: &Real, filter: &ListFilter, after: Option<JobId>, limit: Limit) -> Result<Page<Job, JobId>> {
+    async fn list(
+        &self,
+        real: &Real,
+        filter: &ListFilter,
+        after: Option<JobId>,
+        limit: Limit,
+    ) -> Result<Page<Job, JobId>> {
         Ok(Page { unreadable: Vec::new(), ..real.handle.list(filter, after, limit).await? })
     }
 }

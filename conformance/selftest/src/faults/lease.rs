@@ -1,5 +1,7 @@
 //! Heartbeats.
 
+use std::sync::atomic::Ordering;
+
 use async_trait::async_trait;
 use queue_core::*;
 
@@ -9,61 +11,162 @@ use crate::broken::gap;
 use crate::fault::Wrong;
 
 pub(super) const FAULTS: &[Fault] = &[
-    Fault::new("lease::shortens", &Beats(Plan { lease: |_, until, _| Some(until), ..RIGHT }), "The lease becomes now plus the span, though it was longer.", &[
-        "lease::never_shortened",
-    ]),
-    Fault::new("lease::in_seconds", &Beats(Plan { lease: |old, until, _| old.max(Some(whole_seconds(until))), ..RIGHT }), "The lease is cut to whole seconds.", &[
-        "lease::to_the_millisecond",
-    ]),
-    Fault::new("lease::adds_to_the_old_one", &Beats(Plan { lease: |old, until, now| Some(old.map_or(until, |old| old.saturating_add_millis(until.unix_millis() - now.unix_millis()))), ..RIGHT }), "The span is added to the lease instead of to now.", &[
-        "lease::extends_from_now",
-    ]),
-    Fault::new("lease::leaves_missing_ones", &Beats(Plan { lease: |old, until, _| old.map(|old| old.max(until)), ..RIGHT }), "`greatest(lease, ?)` of a null is null: a missing lease stays missing.", &[
-        "lease::sets_a_missing_one",
-    ]),
-    Fault::new("lease::refuses_expired_ones", &Beats(Plan { holds: |row, held, now| holds(row, held) && row.lease_expires_at.is_none_or(|at| at > now), ..RIGHT }), "An expired lease counts as lost.", &[
-        "lease::revives_an_expired_one",
-    ]),
-    Fault::new("lease::by_id_alone", &ByIdAlone, "The heartbeat names the id, and renews whoever holds it.", &[
-        "lease::lost_to_another_worker",
-        "lease::lost_to_a_newer_claim_of_the_same_worker",
-        "lease::asks_for_the_worker",
-    ])
+    Fault::new(
+        "lease::shortens",
+        &Beats(Plan { lease: |_, until, _| Some(until), ..RIGHT }),
+        "The lease becomes now plus the span, though it was longer.",
+        &["lease::never_shortened"],
+    ),
+    Fault::new(
+        "lease::in_seconds",
+        &Beats(Plan { lease: |old, until, _| old.max(Some(whole_seconds(until))), ..RIGHT }),
+        "The lease is cut to whole seconds.",
+        &["lease::to_the_millisecond"],
+    ),
+    Fault::new(
+        "lease::adds_to_the_old_one",
+        &Beats(Plan {
+            lease: |old, until, now| {
+                Some(old.map_or(until, |old| old.saturating_add_millis(until.unix_millis() - now.unix_millis())))
+            },
+            ..RIGHT
+        }),
+        "The span is added to the lease instead of to now.",
+        &["lease::revives_an_expired_one", "lease::many_in_one_call"],
+    ),
+    Fault::new(
+        "lease::doubles_the_span",
+        &Beats(Plan {
+            lease: |old, until, now| {
+                old.max(Some(until.saturating_add_millis(until.unix_millis() - now.unix_millis())))
+            },
+            ..RIGHT
+        }),
+        "The span is added twice, in the program and in the statement.",
+        &["lease::extends_from_now"],
+    ),
+    Fault::new(
+        "lease::leaves_its_lock",
+        &LeavesItsLock,
+        "A lock is left behind when the future of a heartbeat is dropped.",
+        &["lease::dropped_futures"],
+    ),
+    Fault::new(
+        "lease::leaves_missing_ones",
+        &Beats(Plan { lease: |old, until, _| old.map(|old| old.max(until)), ..RIGHT }),
+        "`greatest(lease, ?)` of a null is null: a missing lease stays missing.",
+        &["lease::sets_a_missing_one"],
+    ),
+    Fault::new(
+        "lease::refuses_expired_ones",
+        &Beats(Plan {
+            holds: |row, held, now| holds(row, held) && row.lease_expires_at.is_none_or(|at| at > now),
+            ..RIGHT
+        }),
+        "An expired lease counts as lost.",
+        &["lease::revives_an_expired_one"],
+    ),
+    Fault::new(
+        "lease::by_id_alone",
+        &ByIdAlone,
+        "The heartbeat names the id, and renews whoever holds it.",
+        &[
+            "lease::lost_to_another_worker",
+            "lease::lost_to_a_newer_claim_of_the_same_worker",
+            "lease::asks_for_the_worker",
+        ],
+    )
     .everywhere(),
-    Fault::new("lease::by_worker", &Beats(Plan { holds: |row, held, _| row.claimed_by.as_ref() == Some(&held.worker) && row.state.is_held(), ..RIGHT }), "The heartbeat compares the worker, not the claim.", &[
-        "lease::lost_to_a_newer_claim_of_the_same_worker",
-    ]),
-    Fault::new("lease::by_revision", &Beats(Plan { holds: |row, held, _| row.revision == held.revision && row.state.is_held(), ..RIGHT }), "The heartbeat compares the revision, not the worker.", &[
-        "lease::asks_for_the_worker",
-    ]),
-    Fault::new("lease::only_running", &Beats(Plan { holds: |row, held, _| holds(row, held) && row.state == JobState::Running, ..RIGHT }), "Jobs that are only reserved are not renewed.", &[
-        "lease::extends_a_reserved_job",
-    ]),
-    Fault::new("lease::in_any_state", &Beats(Plan { holds: |row, held, _| row.id == held.id && (row.claimed_by.is_none() || row.claimed_by.as_ref() == Some(&held.worker)), ..RIGHT }), "A job that has ended, or waits, gets a lease.", &[
-        "lease::lost_when_not_held",
-        "lease::races_with_a_settle",
-    ]),
-    Fault::new("lease::new_revision", &Beats(Plan { also: |row| row.revision = Revision::random(), ..RIGHT }), "A heartbeat makes a new revision, so that its holder's own settle bounces.", &[
-        "lease::changes_nothing_else",
-    ]),
-    Fault::new("lease::moves_the_claim", &Beats(Plan { also: |row| row.claimed_at = row.claimed_at.map(|at| at.saturating_add_millis(1)), ..RIGHT }), "A heartbeat moves the time of the claim.", &[
-        "lease::changes_nothing_else",
-    ]),
-    Fault::new("lease::busy_is_lost", &Beats(Plan { busy: Some(Beat::Lost), ..RIGHT }), "A row that is locked for a moment is reported lost.", &[
-        "lease::does_not_wait_for_a_held_row",
-    ]),
-    Fault::new("lease::waits_for_locked_rows", &Beats(Plan { busy: None, ..RIGHT }), "A heartbeat waits for a locked row, and keeps all others waiting.", &[
-        "lease::does_not_wait_for_a_held_row",
-    ])
+    Fault::new(
+        "lease::by_worker",
+        &Beats(Plan {
+            holds: |row, held, _| row.claimed_by.as_ref() == Some(&held.worker) && row.state.is_held(),
+            ..RIGHT
+        }),
+        "The heartbeat compares the worker, not the claim.",
+        &["lease::lost_to_a_newer_claim_of_the_same_worker"],
+    ),
+    Fault::new(
+        "lease::by_revision",
+        &Beats(Plan { holds: |row, held, _| row.revision == held.revision && row.state.is_held(), ..RIGHT }),
+        "The heartbeat compares the revision, not the worker.",
+        &["lease::asks_for_the_worker"],
+    ),
+    Fault::new(
+        "lease::only_running",
+        &Beats(Plan { holds: |row, held, _| holds(row, held) && row.state == JobState::Running, ..RIGHT }),
+        "Jobs that are only reserved are not renewed.",
+        &["lease::extends_a_reserved_job"],
+    ),
+    Fault::new(
+        "lease::in_any_state",
+        &Beats(Plan {
+            holds: |row, held, _| {
+                row.id == held.id && (row.claimed_by.is_none() || row.claimed_by.as_ref() == Some(&held.worker))
+            },
+            ..RIGHT
+        }),
+        "A job that has ended, or waits, gets a lease.",
+        &["lease::lost_when_not_held", "lease::races_with_a_settle"],
+    ),
+    Fault::new(
+        "lease::new_revision",
+        &Beats(Plan { also: |row| row.revision = Revision::random(), ..RIGHT }),
+        "A heartbeat makes a new revision, so that its holder's own settle bounces.",
+        &["lease::changes_nothing_else"],
+    ),
+    Fault::new(
+        "lease::moves_the_claim",
+        &Beats(Plan { also: |row| row.claimed_at = row.claimed_at.map(|at| at.saturating_add_millis(1)), ..RIGHT }),
+        "A heartbeat moves the time of the claim.",
+        &["lease::changes_nothing_else"],
+    ),
+    Fault::new(
+        "lease::busy_is_lost",
+        &Beats(Plan { busy: Some(Beat::Lost), ..RIGHT }),
+        "A row that is locked for a moment is reported lost.",
+        &["lease::does_not_wait_for_a_held_row"],
+    ),
+    Fault::new(
+        "lease::waits_for_locked_rows",
+        &Beats(Plan { busy: None, ..RIGHT }),
+        "A heartbeat waits for a locked row, and keeps all others waiting.",
+        &["lease::does_not_wait_for_a_held_row"],
+    )
     .hangs(),
-    Fault::new("lease::answers_what_it_found", &AnswersWhatItFound, "Only the claims that were renewed are answered.", &["lease::answers_in_order", "lease::lost_when_missing"])
-        .everywhere(),
-    Fault::new("lease::missing_is_an_error", &MissingIsAnError, "One job that does not exist fails the whole heartbeat.", &["lease::lost_when_missing"]),
-    Fault::new("lease::first_hundred", &FirstHundred, "Only the first hundred claims of a call are renewed; the others are said to be.", &["lease::many_in_one_call"])
-        .everywhere(),
-    Fault::new("lease::stays_after_the_claim", &StaysAfterTheClaim, "Holder and lease stay on a job that is given back.", &["lease::ends_with_the_claim"])
-        .everywhere(),
-    Fault::new("lease::two_steps", &TwoSteps, "A heartbeat clears the lease, then sets it.", &["lease::dropped_futures"]),
+    Fault::new(
+        "lease::answers_what_it_found",
+        &AnswersWhatItFound,
+        "Only the claims that were renewed are answered.",
+        &["lease::answers_in_order", "lease::lost_when_missing"],
+    )
+    .everywhere(),
+    Fault::new(
+        "lease::missing_is_an_error",
+        &MissingIsAnError,
+        "One job that does not exist fails the whole heartbeat.",
+        &["lease::lost_when_missing"],
+    ),
+    Fault::new(
+        "lease::first_hundred",
+        &FirstHundred,
+        "Only the first hundred claims of a call are renewed; the others are said to be.",
+        &["lease::many_in_one_call"],
+    )
+    .everywhere(),
+    Fault::new(
+        "lease::stays_after_the_claim",
+        &StaysAfterTheClaim,
+        "Holder and lease stay on a job that is given back.",
+        &["lease::ends_with_the_claim"],
+    )
+    .everywhere(),
+    Fault::new(
+        "lease::two_steps",
+        &TwoSteps,
+        "A heartbeat clears the lease, then sets it.",
+        &["lease::dropped_futures"],
+    ),
 ];
 
 fn whole_seconds(at: Timestamp) -> Timestamp {
@@ -184,18 +287,45 @@ impl Wrong for StaysAfterTheClaim {
     }
 }
 
+struct LeavesItsLock;
+
+#[async_trait]
+impl Wrong for LeavesItsLock {
+    async fn extend_leases(&self, real: &Real, held: &[Held], lease: Lease) -> Result<Vec<Beat>> {
+        let locked = &real.shared.locked;
+        let mut tries = 0;
+        while locked.swap(true, Ordering::SeqCst) {
+            tries += 1;
+            if tries == 1_000 {
+                return Err(Error::not_applied(ErrorKind::Unavailable, "lock wait timeout exceeded"));
+            }
+            tokio::task::yield_now().await;
+        }
+        tokio::task::yield_now().await;
+        let beats = real.handle.extend_leases(held, lease).await;
+        locked.store(false, Ordering::SeqCst);
+        beats
+    }
+}
+
 struct TwoSteps;
 
 #[async_trait]
 impl Wrong for TwoSteps {
     async fn extend_leases(&self, real: &Real, held: &[Held], lease: Lease) -> Result<Vec<Beat>> {
-        let held_now = |row: &MemoryRow| held.iter().any(|held| holds(&row.job.execution, held));
+        let held_now = |row: &&mut MemoryRow| held.iter().any(|held| holds(&row.job.execution, held));
+        let mut old = Vec::new();
         real.memory().edit(|rows| {
-            for row in rows.values_mut().filter(|row| held_now(row)) {
-                row.job.execution.lease_expires_at = None;
+            for row in rows.values_mut().filter(held_now) {
+                old.push(row.job.execution.lease_expires_at.take());
             }
         });
         tokio::task::yield_now().await;
+        real.memory().edit(|rows| {
+            for (row, old) in rows.values_mut().filter(held_now).zip(old) {
+                row.job.execution.lease_expires_at = old;
+            }
+        });
         real.handle.extend_leases(held, lease).await
     }
 }

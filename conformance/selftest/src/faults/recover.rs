@@ -10,80 +10,177 @@ use crate::broken::Real;
 use crate::fault::Wrong;
 
 pub(super) const FAULTS: &[Fault] = &[
-    Fault::new("recover::ignores_the_lease_it_saw", &Asks(|_, _| LeaseMatch::Any), "A sweep's update does not compare the lease.", &[
-        "recover::a_late_heartbeat_wins",
-        "recover::a_live_lease_is_refused",
-        "recover::adoption_loses_to_a_lease",
-    ])
+    Fault::new(
+        "recover::ignores_the_lease_it_saw",
+        &Asks(|_, _| LeaseMatch::Any),
+        "A sweep's update does not compare the lease.",
+        &["recover::a_late_heartbeat_wins", "recover::a_live_lease_is_refused", "recover::adoption_loses_to_a_lease"],
+    )
     .everywhere(),
-    Fault::new("recover::any_expired_lease", &Asks(|asked, there| match (asked, there) {
-        (LeaseMatch::Expired(_), Some(at)) => LeaseMatch::Expired(at),
-        _ => asked,
-    }), "A sweep's update asks only that the lease has run out, not that it is the one seen.", &["recover::a_late_heartbeat_wins"])
+    Fault::new(
+        "recover::any_expired_lease",
+        &Asks(|asked, there| match (asked, there) {
+            (LeaseMatch::Expired(_), Some(at)) => LeaseMatch::Expired(at),
+            _ => asked,
+        }),
+        "A sweep's update asks only that the lease has run out, not that it is the one seen.",
+        &["recover::a_late_heartbeat_wins"],
+    )
     .everywhere(),
-    Fault::new("recover::trusts_the_sweeps_clock", &Asks(|asked, there| match asked {
-        LeaseMatch::Expired(seen) if there == Some(seen) => LeaseMatch::Any,
-        _ => asked,
-    }), "A sweep's update compares the lease it saw, and believes that it has run out.", &["recover::a_live_lease_is_refused"])
+    Fault::new(
+        "recover::trusts_the_sweeps_clock",
+        &Asks(|asked, there| match asked {
+            LeaseMatch::Expired(seen) if there == Some(seen) => LeaseMatch::Any,
+            _ => asked,
+        }),
+        "A sweep's update compares the lease it saw, and believes that it has run out.",
+        &["recover::a_live_lease_is_refused"],
+    )
     .everywhere(),
-    Fault::new("recover::adopts_any", &Asks(|asked, _| match asked {
-        LeaseMatch::Unset => LeaseMatch::Any,
-        _ => asked,
-    }), "An adoption overwrites a lease that came meanwhile.", &["recover::adoption_loses_to_a_lease"]),
-    Fault::new("recover::compares_the_holders_lease", &ComparesTheHoldersLease, "A holder's settle compares the lease too, so that its own heartbeat makes it bounce.", &[
-        "lease::changes_nothing_else",
-    ]),
-    Fault::new("recover::expired_is_before_now", &Stale(|row, now| row.state.is_held() && row.lease_expires_at.is_none_or(|at| at < now)), "A lease that ends at this millisecond still lives.", &[
-        "recover::stale_at_the_very_millisecond",
-    ]),
-    Fault::new("recover::leaves_unset_leases", &Stale(|row, now| row.state.is_held() && row.lease_expires_at.is_some_and(|at| at <= now)), "`lease <= now` of a null is null: jobs without a lease are never found.", &[
-        "recover::stale_lists_expired_and_unset_leases",
-        "recover::unset_lease_is_adopted",
-    ]),
-    Fault::new("recover::leaves_reserved_jobs", &Stale(|row, now| row.state == JobState::Running && row.lease_expires_at.is_none_or(|at| at <= now)), "Jobs that were reserved and never started are not recovered.", &[
-        "recover::reserved_job_goes_back",
-        "recover::stale_lists_expired_and_unset_leases",
-    ]),
-    Fault::new("recover::lists_what_is_not_held", &Stale(|row, now| row.lease_expires_at.is_some_and(|at| at <= now) || row.state.is_held() && row.lease_expires_at.is_none()), "The state is not asked for: an old lease on any row is stale.", &[
-        "recover::stale_lists_expired_and_unset_leases",
-    ]),
-    Fault::new("recover::lists_living_leases", &Stale(|row, _| row.state.is_held()), "Every held job is listed, whatever its lease.", &[
-        "recover::stale_lists_expired_and_unset_leases",
-        "recover::running_job_goes_back",
-    ]),
-    Fault::new("recover::by_the_sweeps_clock", &BySweepsClock, "Leases are judged by the clock of the process that sweeps.", &["recover::running_job_goes_back"]),
-    Fault::new("recover::first_page_only", &FirstPageOnly, "The first page is the last.", &["recover::pages_past_what_it_cannot_recover", "recover::stale_in_order"])
-        .everywhere(),
-    Fault::new("recover::page_by_expiry_alone", &PageByExpiryAlone, "A page begins after the expiry of the last row, and loses those of the same expiry.", &[
-        "recover::stale_in_order",
-    ]),
-    Fault::new("recover::page_repeats_its_start", &PageRepeatsItsStart, "A page begins with the last row of the one before.", &["recover::stale_in_order"])
-        .hangs(),
+    Fault::new(
+        "recover::adopts_any",
+        &Asks(|asked, _| match asked {
+            LeaseMatch::Unset => LeaseMatch::Any,
+            _ => asked,
+        }),
+        "An adoption overwrites a lease that came meanwhile.",
+        &["recover::adoption_loses_to_a_lease"],
+    ),
+    Fault::new(
+        "recover::compares_the_holders_lease",
+        &ComparesTheHoldersLease,
+        "A holder's settle compares the lease too, so that its own heartbeat makes it bounce.",
+        &["recover::adoption_keeps_the_holder", "lease::changes_nothing_else"],
+    ),
+    Fault::new(
+        "recover::expired_is_before_now",
+        &Stale(|row, now| row.state.is_held() && row.lease_expires_at.is_none_or(|at| at < now)),
+        "A lease that ends at this millisecond still lives.",
+        &["recover::stale_at_the_very_millisecond"],
+    ),
+    Fault::new(
+        "recover::leaves_unset_leases",
+        &Stale(|row, now| row.state.is_held() && row.lease_expires_at.is_some_and(|at| at <= now)),
+        "`lease <= now` of a null is null: jobs without a lease are never found.",
+        &["recover::stale_lists_expired_and_unset_leases", "recover::unset_lease_is_adopted"],
+    ),
+    Fault::new(
+        "recover::leaves_reserved_jobs",
+        &Stale(|row, now| row.state == JobState::Running && row.lease_expires_at.is_none_or(|at| at <= now)),
+        "Jobs that were reserved and never started are not recovered.",
+        &["recover::reserved_job_goes_back", "recover::stale_lists_expired_and_unset_leases"],
+    ),
+    Fault::new(
+        "recover::lists_what_is_not_held",
+        &Stale(|row, now| {
+            row.lease_expires_at.is_some_and(|at| at <= now) || row.state.is_held() && row.lease_expires_at.is_none()
+        }),
+        "The state is not asked for: an old lease on any row is stale.",
+        &["recover::stale_lists_expired_and_unset_leases"],
+    ),
+    Fault::new(
+        "recover::lists_living_leases",
+        &Stale(|row, _| row.state.is_held()),
+        "Every held job is listed, whatever its lease.",
+        &["recover::stale_lists_expired_and_unset_leases", "recover::running_job_goes_back"],
+    ),
+    Fault::new(
+        "recover::by_the_sweeps_clock",
+        &BySweepsClock,
+        "Leases are judged by the clock of the process that sweeps.",
+        &["recover::running_job_goes_back"],
+    ),
+    Fault::new(
+        "recover::first_page_only",
+        &FirstPageOnly,
+        "The first page is the last.",
+        &["recover::pages_past_what_it_cannot_recover", "recover::stale_in_order"],
+    )
+    .everywhere(),
+    Fault::new(
+        "recover::page_by_expiry_alone",
+        &PageByExpiryAlone,
+        "A page begins after the expiry of the last row, and loses those of the same expiry.",
+        &["recover::stale_in_order"],
+    ),
+    Fault::new(
+        "recover::page_repeats_its_start",
+        &PageRepeatsItsStart,
+        "A page begins with the last row of the one before.",
+        &["recover::stale_in_order"],
+    )
+    .hangs(),
     Fault::new("recover::unordered", &Unordered, "A page's rows come in any order.", &["recover::stale_in_order"])
         .everywhere(),
-    Fault::new("recover::unreadable_fails_the_list", &UnreadableFailsTheList, "One row of a newer version fails the lists.", &[
-        "recover::unreadable_row",
-        "recover::claimed_by_reports_what_it_cannot_read",
-    ]),
-    Fault::new("recover::orphans_without_grace", &Orphans { grace: false, worker: true, after: true }, "The grace is not asked for: a claim on its way is an orphan.", &[
-        "recover::orphans_are_released_after_the_grace",
-    ])
+    Fault::new(
+        "recover::unreadable_fails_the_list",
+        &UnreadableFailsTheList,
+        "One row of a newer version fails the lists.",
+        &["recover::unreadable_row", "recover::claimed_by_reports_what_it_cannot_read"],
+    ),
+    Fault::new(
+        "recover::leaves_broken_data",
+        &LeavesBrokenData,
+        "A list of stale jobs leaves out rows whose data cannot be read.",
+        &["recover::broken_data_is_recovered"],
+    )
     .everywhere(),
-    Fault::new("recover::orphans_of_all", &Orphans { grace: true, worker: false, after: true }, "All held jobs are listed, whoever holds them.", &["recover::claimed_by_lists_its_own"]),
-    Fault::new("recover::orphans_from_the_start", &Orphans { grace: true, worker: true, after: false }, "The cursor of the list of claims is not looked at.", &[
-        "recover::claimed_by_lists_its_own",
-    ])
+    Fault::new(
+        "recover::orphans_without_grace",
+        &Orphans { grace: false, worker: true, after: true },
+        "The grace is not asked for: a claim on its way is an orphan.",
+        &["recover::orphans_are_released_after_the_grace"],
+    )
+    .everywhere(),
+    Fault::new(
+        "recover::orphans_of_all",
+        &Orphans { grace: true, worker: false, after: true },
+        "All held jobs are listed, whoever holds them.",
+        &["recover::claimed_by_lists_its_own"],
+    ),
+    Fault::new(
+        "recover::orphans_from_the_start",
+        &Orphans { grace: true, worker: true, after: false },
+        "The cursor of the list of claims is not looked at.",
+        &["recover::claimed_by_lists_its_own"],
+    )
     .hangs(),
-    Fault::new("recover::worker_by_name", &WorkerByName, "A worker is known by its name, without its incarnation.", &["recover::claimed_by_lists_its_own"]),
-    Fault::new("recover::release_touches_all", &ReleaseTouchesAll, "A job that is given back moves the due time of all jobs of its queue.", &[
-        "recover::release_touches_only_its_row",
-    ]),
-    Fault::new("recover::fence_is_the_identity", &FenceIsTheIdentity, "The fence is compared instead of the revision.", &["recover::fence_set_back"]),
-    Fault::new("recover::release_keeps_the_attempt", &ReleaseKeepsTheAttempt, "A job that is given back has used up its attempt.", &[
-        "recover::last_attempt_released",
-    ]),
-    Fault::new("recover::no_cap_on_attempts", &NoCapOnAttempts, "A recovered job waits again, whatever its attempts.", &["recover::cap_on_attempts"]),
-    Fault::new("recover::loser_gets_an_error", &LoserGetsAnError, "Of sweeps at once, those that come second get a deadlock error.", &["recover::sweeps_at_once"]),
+    Fault::new(
+        "recover::worker_by_name",
+        &WorkerByName,
+        "A worker is known by its name, without its incarnation.",
+        &["recover::claimed_by_lists_its_own"],
+    ),
+    Fault::new(
+        "recover::release_touches_all",
+        &ReleaseTouchesAll,
+        "A job that is given back moves the due time of all jobs of its queue.",
+        &["recover::release_touches_only_its_row"],
+    ),
+    Fault::new(
+        "recover::fence_is_the_identity",
+        &FenceIsTheIdentity,
+        "The fence is compared instead of the revision.",
+        &["recover::fence_set_back"],
+    ),
+    Fault::new(
+        "recover::release_keeps_the_attempt",
+        &ReleaseKeepsTheAttempt,
+        "A job that is given back has used up its attempt.",
+        &["recover::last_attempt_released"],
+    ),
+    Fault::new(
+        "recover::no_cap_on_attempts",
+        &NoCapOnAttempts,
+        "A recovered job waits again, whatever its attempts.",
+        &["recover::cap_on_attempts"],
+    ),
+    Fault::new(
+        "recover::loser_gets_an_error",
+        &LoserGetsAnError,
+        "Of sweeps at once, those that come second get a deadlock error.",
+        &["recover::sweeps_at_once"],
+    ),
 ];
 
 /// Changes what an update asks of the lease, given the one that is there.
@@ -111,8 +208,7 @@ impl Wrong for ComparesTheHoldersLease {
     async fn ask(&self, real: &Real, update: &mut UpdateRequest) -> Result<()> {
         let there = real.row(update.id).await;
         let moved = |claimed: &Job, there: &Execution| {
-            claimed.execution.revision == there.revision
-                && claimed.execution.lease_expires_at != there.lease_expires_at
+            claimed.execution.revision == there.revision && claimed.execution.lease_expires_at != there.lease_expires_at
         };
         let kept = real.shared.kept.jobs().get(&update.id).cloned();
         if update.current.lease == LeaseMatch::Any
@@ -171,9 +267,7 @@ impl Wrong for BySweepsClock {
         limit: Limit,
     ) -> Result<Page<Execution, StaleCursor>> {
         let now = real.memory().now().saturating_add_millis(-real.advanced());
-        Ok(list_stale(real, after, limit, |row| {
-            row.state.is_held() && row.lease_expires_at.is_none_or(|at| at <= now)
-        }))
+        Ok(list_stale(real, after, limit, |row| row.state.is_held() && row.lease_expires_at.is_none_or(|at| at <= now)))
     }
 }
 
@@ -227,7 +321,8 @@ impl Wrong for PageRepeatsItsStart {
         } {
             page.items.insert(0, row);
             page.items.truncate(limit.rows());
-            page.next = page.items.last().map(cursor).filter(|_| page.next.is_some() || page.items.len() == limit.rows());
+            page.next =
+                page.items.last().map(cursor).filter(|_| page.next.is_some() || page.items.len() == limit.rows());
         }
         Ok(page)
     }
@@ -287,6 +382,27 @@ impl Wrong for UnreadableFailsTheList {
             true => Err(Error::not_applied(ErrorKind::Schema, "unknown state")),
             false => real.handle.claimed_by(worker, older_than, after, limit).await,
         }
+    }
+}
+
+struct LeavesBrokenData;
+
+#[async_trait]
+impl Wrong for LeavesBrokenData {
+    async fn stale(
+        &self,
+        real: &Real,
+        after: Option<StaleCursor>,
+        limit: Limit,
+    ) -> Result<Page<Execution, StaleCursor>> {
+        let page = real.handle.stale(after, limit).await?;
+        let mut items = Vec::new();
+        for row in page.items {
+            if real.handle.get(row.id).await.is_ok() {
+                items.push(row);
+            }
+        }
+        Ok(Page { items, ..page })
     }
 }
 

@@ -9,42 +9,112 @@ use crate::broken::Real;
 use crate::fault::Wrong;
 
 pub(super) const FAULTS: &[Fault] = &[
-    Fault::new("settle::ignores_delays", &Asks(|patch| if let Some(When::After(_)) = patch.available { patch.available = Some(When::Now) }), "A delay is not added: the job is due at once.", &[
-        "settle::retry_waits_for_its_delay",
-        "settle::each_move_writes_its_patch",
-    ])
+    Fault::new(
+        "settle::ignores_delays",
+        &Asks(|patch| {
+            if let Some(When::After(_)) = patch.available {
+                patch.available = Some(When::Now)
+            }
+        }),
+        "A delay is not added: the job is due at once.",
+        &["settle::retry_waits_for_its_delay", "settle::each_move_writes_its_patch"],
+    )
     .everywhere(),
-    Fault::new("settle::ignores_instants", &Asks(|patch| if let Some(When::At(_)) = patch.available { patch.available = Some(When::Now) }), "An instant is not stored: the job is due at once.", &[
-        "settle::snooze_until_an_instant",
-    ])
+    Fault::new(
+        "settle::ignores_instants",
+        &Asks(|patch| {
+            if let Some(When::At(_)) = patch.available {
+                patch.available = Some(When::Now)
+            }
+        }),
+        "An instant is not stored: the job is due at once.",
+        &["settle::snooze_until_an_instant"],
+    )
     .everywhere(),
-    Fault::new("settle::failed_waits_again", &Asks(|patch| if patch.state == JobState::Failed {
-        patch.state = JobState::Waiting;
-        (patch.clear_claim, patch.finished_at, patch.attempted_at) = (true, Change::Clear, Change::Clear);
-    }), "The store tries every failure again.", &["settle::fail_is_final", "settle::retry_ends_with_the_last_attempt"])
+    Fault::new(
+        "settle::failed_waits_again",
+        &Asks(|patch| {
+            if patch.state == JobState::Failed {
+                patch.state = JobState::Waiting;
+                (patch.clear_claim, patch.finished_at, patch.attempted_at) = (true, Change::Clear, Change::Clear);
+            }
+        }),
+        "The store tries every failure again.",
+        &["settle::fail_is_final", "settle::retry_ends_with_the_last_attempt"],
+    )
     .everywhere(),
-    Fault::new("settle::snooze_counts", &Asks(|patch| if patch.state == JobState::Waiting { patch.attempt += 1 }), "Putting a job off uses up an attempt.", &[
-        "settle::snoozes_cost_no_attempt",
-    ]),
-    Fault::new("settle::only_the_holder_cancels", &OnlyTheHolderCancels, "An update of a row that nobody holds is refused.", &[
-        "settle::cancel_from_every_active_state",
-        "settle::replace",
-    ])
+    Fault::new(
+        "settle::snooze_counts",
+        &Asks(|patch| {
+            if patch.state == JobState::Waiting {
+                patch.attempt += 1
+            }
+        }),
+        "Putting a job off uses up an attempt.",
+        &["settle::snoozes_cost_no_attempt"],
+    ),
+    Fault::new(
+        "settle::only_the_holder_cancels",
+        &OnlyTheHolderCancels,
+        "An update of a row that nobody holds is refused.",
+        &["settle::cancel_from_every_active_state", "settle::replace"],
+    )
     .everywhere(),
-    Fault::new("settle::cancel_has_no_reason", &Asks(|patch| if patch.state == JobState::Canceled { patch.failure = None }), "The reason of a cancellation is not kept.", &[
-        "settle::cancel_from_every_active_state",
-    ]),
-    Fault::new("settle::cancels_agree", &CancelsAgree, "Who cancels a job that was canceled meanwhile is told that it was applied.", &["settle::cancels_at_once"])
-        .everywhere(),
-    Fault::new("settle::rerun_keeps_the_result", &Asks(|patch| if patch.result == Change::Clear { patch.result = Change::Keep }), "A job that runs again keeps its old result.", &["settle::rerun"])
-        .everywhere(),
-    Fault::new("settle::rerun_starts_a_new_fence", &RerunStartsANewFence, "A job that runs again counts its fences from nought.", &["settle::rerun_keeps_the_fence"])
-        .everywhere(),
-    Fault::new("settle::payload_is_immutable", &Asks(|patch| patch.payload = None), "The payload of a stored job is never written.", &["settle::replace"])
-        .everywhere(),
-    Fault::new("settle::latest_replacement_wins", &LatestReplacementWins, "A payload is written whatever became of the job.", &["settle::replace_loses_to_a_claim"]),
-    Fault::new("settle::start_is_not_compared", &StartIsNotCompared, "A start asks only for the state, not for the claim that it belongs to.", &["settle::start_is_fenced"])
-        .everywhere(),
+    Fault::new(
+        "settle::cancel_has_no_reason",
+        &Asks(|patch| {
+            if patch.state == JobState::Canceled {
+                patch.failure = None
+            }
+        }),
+        "The reason of a cancellation is not kept.",
+        &["settle::cancel_from_every_active_state"],
+    ),
+    Fault::new(
+        "settle::cancels_agree",
+        &CancelsAgree,
+        "Who cancels a job that was canceled meanwhile is told that it was applied.",
+        &["settle::cancels_at_once"],
+    )
+    .everywhere(),
+    Fault::new(
+        "settle::rerun_keeps_the_result",
+        &Asks(|patch| {
+            if patch.result == Change::Clear {
+                patch.result = Change::Keep
+            }
+        }),
+        "A job that runs again keeps its old result.",
+        &["settle::rerun"],
+    )
+    .everywhere(),
+    Fault::new(
+        "settle::rerun_starts_a_new_fence",
+        &RerunStartsANewFence,
+        "A job that runs again counts its fences from nought.",
+        &["settle::rerun_keeps_the_fence"],
+    )
+    .everywhere(),
+    Fault::new(
+        "settle::payload_is_immutable",
+        &Asks(|patch| patch.payload = None),
+        "The payload of a stored job is never written.",
+        &["settle::replace"],
+    )
+    .everywhere(),
+    Fault::new(
+        "settle::latest_replacement_wins",
+        &LatestReplacementWins,
+        "A payload is written whatever became of the job.",
+        &["settle::replace_loses_to_a_claim"],
+    ),
+    Fault::new(
+        "settle::start_is_not_compared",
+        &StartIsNotCompared,
+        "A start asks only for the state, not for the claim that it belongs to.",
+        &["settle::start_is_fenced"],
+    )
+    .everywhere(),
 ];
 
 struct OnlyTheHolderCancels;

@@ -12,33 +12,81 @@ use crate::broken::gap;
 use crate::fault::Wrong;
 
 pub(super) const FAULTS: &[Fault] = &[
-    Fault::new("setup::migrating_starts_anew", &MigratingStartsAnew, "Migrating makes the tables anew.", &["setup::migrating_again_keeps_jobs", "setup::migrating_at_once"]),
-    Fault::new("setup::migrating_twice_fails", &MigratingTwiceFails, "Migrating a store that has its tables fails.", &["setup::migrating_again_keeps_jobs"])
-        .everywhere(),
-    Fault::new("setup::migrating_at_once_fails", &MigratingAtOnceFails, "Of programs that migrate at once one succeeds, and the others fail.", &["setup::migrating_at_once"])
-        .everywhere(),
-    Fault::new("setup::lost_with_the_last_handle", &LostWithTheLastHandle, "What was stored is gone with the last connection.", &["setup::reconnecting_keeps_everything"]),
-    Fault::new("setup::learns_what_it_can", &LearnsWhatItCan, "A handle knows its capabilities only after its first call.", &["setup::capabilities_are_as_declared"])
-        .everywhere(),
-    Fault::new("wait::never_wakes", &NeverWakes, "Waking is declared, and never happens.", &[
-        "wait::wakes_for_what_comes_after_the_first_poll",
-        "wait::wakes_everybody",
-        "wait::wakes_for_a_job_given_back",
-    ])
+    Fault::new(
+        "setup::migrating_starts_anew",
+        &MigratingStartsAnew,
+        "Migrating makes the tables anew.",
+        &["setup::migrating_again_keeps_jobs", "setup::migrating_at_once"],
+    ),
+    Fault::new(
+        "setup::migrating_twice_fails",
+        &MigratingTwiceFails,
+        "Migrating a store that has its tables fails.",
+        &["setup::migrating_again_keeps_jobs"],
+    )
+    .everywhere(),
+    Fault::new(
+        "setup::migrating_at_once_fails",
+        &MigratingAtOnceFails,
+        "Of programs that migrate at once one succeeds, and the others fail.",
+        &["setup::migrating_at_once"],
+    )
+    .everywhere(),
+    Fault::new(
+        "setup::lost_with_the_last_handle",
+        &LostWithTheLastHandle,
+        "What was stored is gone with the last connection.",
+        &["setup::reconnecting_keeps_everything"],
+    ),
+    Fault::new(
+        "setup::learns_what_it_can",
+        &LearnsWhatItCan,
+        "A handle knows its capabilities only after its first call.",
+        &["setup::capabilities_are_as_declared"],
+    )
+    .everywhere(),
+    Fault::new(
+        "wait::never_wakes",
+        &NeverWakes,
+        "Waking is declared, and never happens.",
+        &[
+            "wait::wakes_for_what_comes_after_the_first_poll",
+            "wait::wakes_everybody",
+            "wait::wakes_for_a_job_given_back",
+        ],
+    )
     .everywhere()
     .hangs(),
-    Fault::new("wait::registers_late", &RegistersLate, "A wait is registered at its second poll, and misses what came after its first.", &[
-        "wait::wakes_for_what_comes_after_the_first_poll",
-    ])
+    Fault::new(
+        "wait::registers_late",
+        &RegistersLate,
+        "A wait is registered at its second poll, and misses what came after its first.",
+        &["wait::wakes_for_what_comes_after_the_first_poll"],
+    )
     .hangs(),
     Fault::new("wait::wakes_one", &WakesOne, "One waiter is woken, the others sleep on.", &["wait::wakes_everybody"])
         .hangs(),
-    Fault::new("wait::wakes_for_new_jobs_only", &WakesForNewJobsOnly, "Only an enqueue wakes.", &["wait::wakes_for_a_job_given_back"])
-        .hangs(),
-    Fault::new("wait::always_ready", &AlwaysReady, "A wait resolves at once, always.", &["wait::wakes_for_what_comes_after_the_first_poll"])
-        .everywhere(),
-    Fault::new("wait::keeps_the_connection", &KeepsTheConnection, "A wait keeps the one connection that the other calls need.", &["wait::holds_nothing_up"])
-        .hangs(),
+    Fault::new(
+        "wait::wakes_for_new_jobs_only",
+        &WakesForNewJobsOnly,
+        "Only an enqueue wakes.",
+        &["wait::wakes_for_a_job_given_back"],
+    )
+    .hangs(),
+    Fault::new(
+        "wait::always_ready",
+        &AlwaysReady,
+        "A wait resolves at once, always.",
+        &["wait::wakes_for_what_comes_after_the_first_poll"],
+    )
+    .everywhere(),
+    Fault::new(
+        "wait::keeps_the_connection",
+        &KeepsTheConnection,
+        "A wait keeps the one connection that the other calls need.",
+        &["wait::holds_nothing_up"],
+    )
+    .hangs(),
 ];
 
 struct MigratingStartsAnew;
@@ -70,7 +118,9 @@ impl Wrong for MigratingAtOnceFails {
         real.shared.busy.fetch_sub(1, Ordering::SeqCst);
         match others {
             0 => real.handle.migrate().await,
-            _ => Err(Error::not_applied(ErrorKind::Permanent, "duplicate key value violates pg_type_typname_nsp_index")),
+            _ => {
+                Err(Error::not_applied(ErrorKind::Permanent, "duplicate key value violates pg_type_typname_nsp_index"))
+            }
         }
     }
 }

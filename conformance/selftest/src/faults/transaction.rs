@@ -12,40 +12,62 @@ use crate::broken::Real;
 use crate::fault::Wrong;
 
 pub(super) const FAULTS: &[Fault] = &[
-    Fault::new("transaction::commits_at_once", &Begins(Mode::CommitsAtOnce), "Each call commits the caller's transaction.", &[
-        "transaction::a_commit_shows_everything",
-        "transaction::a_rollback_leaves_nothing",
-        "transaction::dropped_transactions",
-        "transaction::dropped_futures",
-        "transaction::a_refused_call_leaves_nothing",
-        "transaction::a_conflict_is_reported",
-    ])
+    Fault::new(
+        "transaction::commits_at_once",
+        &Begins(Mode::CommitsAtOnce),
+        "Each call commits the caller's transaction.",
+        &[
+            "transaction::a_commit_shows_everything",
+            "transaction::a_rollback_leaves_nothing",
+            "transaction::dropped_transactions",
+            "transaction::dropped_futures",
+            "transaction::a_refused_call_leaves_nothing",
+            "transaction::a_conflict_is_reported",
+        ],
+    )
     .everywhere(),
-    Fault::new("transaction::outlives_its_drop", &Begins(Mode::OutlivesItsDrop), "A transaction that is dropped stays open, with its locks.", &[
-        "transaction::dropped_transactions",
-        "transaction::dropped_futures",
-    ])
+    Fault::new(
+        "transaction::outlives_its_drop",
+        &Begins(Mode::OutlivesItsDrop),
+        "A transaction that is dropped stays open, with its locks.",
+        &["transaction::dropped_transactions", "transaction::dropped_futures"],
+    )
     .everywhere()
     .hangs(),
-    Fault::new("transaction::duplicate_is_an_error", &Begins(Mode::DuplicateIsAnError), "A duplicate in a transaction is the violated index's error.", &[
-        "transaction::a_duplicate_leaves_it_usable",
-    ])
+    Fault::new(
+        "transaction::duplicate_is_an_error",
+        &Begins(Mode::DuplicateIsAnError),
+        "A duplicate in a transaction is the violated index's error.",
+        &["transaction::a_duplicate_leaves_it_usable"],
+    )
     .everywhere(),
-    Fault::new("transaction::reads_elsewhere", &Begins(Mode::ReadsElsewhere), "An update in a transaction looks at the row over another connection first.", &[
-        "transaction::sees_its_own_writes",
-    ])
+    Fault::new(
+        "transaction::reads_elsewhere",
+        &Begins(Mode::ReadsElsewhere),
+        "An update in a transaction looks at the row over another connection first.",
+        &["transaction::sees_its_own_writes"],
+    )
     .everywhere(),
-    Fault::new("transaction::names_no_item", &Begins(Mode::NamesNoItem), "A refused enqueue in a transaction does not say which item it is about.", &[
-        "transaction::a_refused_call_leaves_nothing",
-    ])
+    Fault::new(
+        "transaction::names_no_item",
+        &Begins(Mode::NamesNoItem),
+        "A refused enqueue in a transaction does not say which item it is about.",
+        &["transaction::a_refused_call_leaves_nothing"],
+    )
     .everywhere(),
-    Fault::new("transaction::conflict_is_an_error", &Begins(Mode::ConflictIsAnError), "A conflict in a transaction is an error without the row.", &[
-        "transaction::a_conflict_is_reported",
-    ])
+    Fault::new(
+        "transaction::conflict_is_an_error",
+        &Begins(Mode::ConflictIsAnError),
+        "A conflict in a transaction is an error without the row.",
+        &["transaction::a_conflict_is_reported"],
+    )
     .everywhere(),
-    Fault::new("transaction::open_keys_are_taken", &Begins(Mode::OpenKeysAreTaken), "Who wants a key that an open transaction took is told at once that it is taken.", &[
-        "transaction::its_end_decides_who_has_the_key",
-    ])
+    Fault::new(
+        "transaction::open_keys_are_taken",
+        &Begins(Mode::OpenKeysAreTaken),
+        "Who wants a key that an open transaction took is told at once that it is taken.",
+        &["transaction::its_end_decides_who_has_the_key"],
+    )
     .everywhere(),
 ];
 
@@ -126,7 +148,8 @@ impl CallerTransaction for Broken {
             _ => error,
         })?;
         self.called().await?;
-        if mode == Mode::DuplicateIsAnError && answers.iter().any(|answer| matches!(answer, Enqueued::Duplicate { .. })) {
+        if mode == Mode::DuplicateIsAnError && answers.iter().any(|answer| matches!(answer, Enqueued::Duplicate { .. }))
+        {
             return Err(Error::not_applied(ErrorKind::Permanent, "UNIQUE constraint failed"));
         }
         if mode == Mode::OpenKeysAreTaken {

@@ -9,50 +9,116 @@ use crate::broken::gap;
 use crate::fault::Wrong;
 
 pub(super) const FAULTS: &[Fault] = &[
-    Fault::new("unique::checked_before", &CheckedBefore, "The key is looked for, then the job is inserted: nothing enforces it.", &[
-        "unique::race_has_one_winner",
-    ])
+    Fault::new(
+        "unique::checked_before",
+        &CheckedBefore,
+        "The key is looked for, then the job is inserted: nothing enforces it.",
+        &["unique::race_has_one_winner"],
+    )
     .everywhere(),
-    Fault::new("unique::running_frees_it", &Keys { counts: |row| matches!(row.job.state(), JobState::Waiting | JobState::Suspended) || row.foreign_state, ..RIGHT }, "Only waiting jobs count for the key.", &[
-        "unique::one_active_job_per_key",
-    ]),
-    Fault::new("unique::suspended_frees_it", &Keys { counts: |row| (RIGHT.counts)(row) && row.job.state() != JobState::Suspended, ..RIGHT }, "A suspended job does not count for the key.", &[
-        "unique::a_suspended_job_keeps_its_key",
-    ]),
-    Fault::new("unique::unknown_state_frees_it", &Keys { counts: |row| row.job.state().is_active() && !row.foreign_state, ..RIGHT }, "A job in a state of a newer version does not count for the key.", &[
-        "unique::an_unknown_state_keeps_its_key",
-    ]),
-    Fault::new("unique::ended_jobs_keep_it", &Keys { counts: |_| true, ..RIGHT }, "The key is unique for ever: a plain unique index.", &[
-        "unique::every_ending_frees_the_key",
-    ]),
-    Fault::new("unique::failed_jobs_keep_it", &Keys { counts: |row| (RIGHT.counts)(row) || row.job.state() == JobState::Failed, ..RIGHT }, "A failed job keeps its key.", &[
-        "unique::every_ending_frees_the_key",
-    ]),
-    Fault::new("unique::over_all_queues", &Keys { same: |job, new| job.unique_key == new.unique_key && new.unique_key.is_some(), ..RIGHT }, "The key is unique over all queues.", &[
-        "unique::keys_are_per_queue",
-    ]),
-    Fault::new("unique::by_collation", &Keys { same: |job, new| job.queue == new.queue && folded(&job.unique_key) == folded(&new.unique_key) && new.unique_key.is_some(), ..RIGHT }, "Keys are compared by a collation that ignores case and trailing spaces.", &[
-        "unique::keys_are_compared_byte_for_byte",
-    ]),
-    Fault::new("unique::no_key_is_a_key", &Keys { same: |job, new| job.queue == new.queue && job.unique_key == new.unique_key, ..RIGHT }, "Jobs without a key collide with each other.", &[
-        "unique::no_key_never_collides",
-    ]),
-    Fault::new("unique::empty_is_no_key", &Keys { same: |job, new| (RIGHT.same)(job, new) && folded(&new.unique_key).is_some_and(|key| !key.is_empty()), ..RIGHT }, "The empty key counts as none.", &[
-        "unique::no_key_never_collides",
-    ]),
-    Fault::new("unique::calls_are_judged_at_once", &Keys { sees_its_own: false, ..RIGHT }, "All jobs of a call are judged by what was stored before it.", &["unique::within_one_call"]),
-    Fault::new("unique::updates_are_not_judged", &UpdatesAreNotJudged, "An update into a taken key is written.", &[
-        "unique::rerun_into_a_taken_key",
-        "unique::race_with_a_rerun",
-    ]),
-    Fault::new("unique::taken_key_is_a_conflict", &TakenKeyIsAConflict, "An update into a taken key is reported as a conflict.", &["unique::rerun_into_a_taken_key"])
-        .everywhere(),
-    Fault::new("unique::collides_with_itself", &CollidesWithItself, "A job that is put back finds its own key taken.", &["unique::a_job_that_comes_back_keeps_its_key"])
-        .everywhere(),
-    Fault::new("unique::ending_forgets_it", &EndingForgetsIt, "An ending frees the key by setting it to null.", &["unique::rerun_takes_a_free_key"]),
-    Fault::new("unique::holder_vanished", &HolderVanished, "Who finds the key taken, and its holder ended a moment later, gets an error.", &[
-        "unique::race_with_a_completion",
-    ]),
+    Fault::new(
+        "unique::running_frees_it",
+        &Keys {
+            counts: |row| matches!(row.job.state(), JobState::Waiting | JobState::Suspended) || row.foreign_state,
+            ..RIGHT
+        },
+        "Only waiting jobs count for the key.",
+        &["unique::one_active_job_per_key"],
+    ),
+    Fault::new(
+        "unique::suspended_frees_it",
+        &Keys { counts: |row| (RIGHT.counts)(row) && row.job.state() != JobState::Suspended, ..RIGHT },
+        "A suspended job does not count for the key.",
+        &["unique::a_suspended_job_keeps_its_key"],
+    ),
+    Fault::new(
+        "unique::unknown_state_frees_it",
+        &Keys { counts: |row| row.job.state().is_active() && !row.foreign_state, ..RIGHT },
+        "A job in a state of a newer version does not count for the key.",
+        &["unique::an_unknown_state_keeps_its_key"],
+    ),
+    Fault::new(
+        "unique::ended_jobs_keep_it",
+        &Keys { counts: |_| true, ..RIGHT },
+        "The key is unique for ever: a plain unique index.",
+        &["unique::every_ending_frees_the_key"],
+    ),
+    Fault::new(
+        "unique::failed_jobs_keep_it",
+        &Keys { counts: |row| (RIGHT.counts)(row) || row.job.state() == JobState::Failed, ..RIGHT },
+        "A failed job keeps its key.",
+        &["unique::every_ending_frees_the_key"],
+    ),
+    Fault::new(
+        "unique::over_all_queues",
+        &Keys { same: |job, new| job.unique_key == new.unique_key && new.unique_key.is_some(), ..RIGHT },
+        "The key is unique over all queues.",
+        &["unique::keys_are_per_queue"],
+    ),
+    Fault::new(
+        "unique::by_collation",
+        &Keys {
+            same: |job, new| {
+                job.queue == new.queue && folded(&job.unique_key) == folded(&new.unique_key) && new.unique_key.is_some()
+            },
+            ..RIGHT
+        },
+        "Keys are compared by a collation that ignores case and trailing spaces.",
+        &["unique::keys_are_compared_byte_for_byte"],
+    ),
+    Fault::new(
+        "unique::no_key_is_a_key",
+        &Keys { same: |job, new| job.queue == new.queue && job.unique_key == new.unique_key, ..RIGHT },
+        "Jobs without a key collide with each other.",
+        &["unique::no_key_never_collides"],
+    ),
+    Fault::new(
+        "unique::empty_is_no_key",
+        &Keys {
+            same: |job, new| (RIGHT.same)(job, new) && folded(&new.unique_key).is_some_and(|key| !key.is_empty()),
+            ..RIGHT
+        },
+        "The empty key counts as none.",
+        &["unique::no_key_never_collides"],
+    ),
+    Fault::new(
+        "unique::calls_are_judged_at_once",
+        &Keys { sees_its_own: false, ..RIGHT },
+        "All jobs of a call are judged by what was stored before it.",
+        &["unique::within_one_call"],
+    ),
+    Fault::new(
+        "unique::updates_are_not_judged",
+        &UpdatesAreNotJudged,
+        "An update into a taken key is written.",
+        &["unique::rerun_into_a_taken_key", "unique::race_with_a_rerun"],
+    ),
+    Fault::new(
+        "unique::taken_key_is_a_conflict",
+        &TakenKeyIsAConflict,
+        "An update into a taken key is reported as a conflict.",
+        &["unique::rerun_into_a_taken_key"],
+    )
+    .everywhere(),
+    Fault::new(
+        "unique::collides_with_itself",
+        &CollidesWithItself,
+        "A job that is put back finds its own key taken.",
+        &["unique::a_job_that_comes_back_keeps_its_key"],
+    )
+    .everywhere(),
+    Fault::new(
+        "unique::ending_forgets_it",
+        &EndingForgetsIt,
+        "An ending frees the key by setting it to null.",
+        &["unique::rerun_takes_a_free_key"],
+    ),
+    Fault::new(
+        "unique::holder_vanished",
+        &HolderVanished,
+        "Who finds the key taken, and its holder ended a moment later, gets an error.",
+        &["unique::race_with_a_completion"],
+    ),
 ];
 
 fn folded(key: &Option<UniqueKey>) -> Option<String> {

@@ -67,11 +67,12 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault::new("update::error_is_a_conflict", &ErrorIsAConflict, "A store that fails to write is reported as a conflict.", &[
         "update::a_failing_row_is_an_error",
         "update::submit_all_spares_the_others",
+        "recover::one_failing_row",
     ])
     .everywhere(),
     Fault::new("update::no_cap", &NoCap, "The cap on results and payloads is checked by nobody.", &["update::too_large_then_smaller"]),
     Fault::new("update::unknown_state_is_a_conflict", &UnknownStateIsAConflict, "A row of a newer version is a conflict with an invented row.", &[
-        "update::an_unknown_state_is_an_error",
+        "update::unreadable_is_not_a_conflict",
     ]),
     Fault::new("update::busy_is_permanent", &BusyIsPermanent, "A row that is locked for a moment is a permanent error.", &[
         "update::waits_for_a_held_row",
@@ -287,7 +288,7 @@ struct UnknownStateIsAConflict;
 impl Wrong for UnknownStateIsAConflict {
     async fn answer(&self, _: &Real, asked: &UpdateRequest, answer: Result<Update>) -> Result<Update> {
         match answer {
-            Err(error) if error.kind() == ErrorKind::Schema => Ok(Update::Conflict(invented(asked))),
+            Ok(Update::Unreadable(_)) => Ok(Update::Conflict(invented(asked))),
             answer => answer,
         }
     }

@@ -11,40 +11,97 @@ use crate::broken::gap;
 use crate::fault::Wrong;
 
 pub(super) const FAULTS: &[Fault] = &[
-    Fault::new("writes::lease_in_seconds", &Writes(|row, _| row.lease_expires_at = row.lease_expires_at.map(whole_seconds)), "The lease is cut to whole seconds.", &[
-        "claim::lease_to_the_millisecond",
-    ])
+    Fault::new(
+        "writes::lease_in_seconds",
+        &Writes(|row, _| row.lease_expires_at = row.lease_expires_at.map(whole_seconds)),
+        "The lease is cut to whole seconds.",
+        &["claim::lease_to_the_millisecond"],
+    )
     .everywhere(),
-    Fault::new("writes::no_new_revision", &Writes(|row, _| row.revision = Revision::from(row.id.as_uuid())), "A claim makes no new revision.", &[
-        "claim::every_claim_is_a_new_moment",
-    ])
+    Fault::new(
+        "writes::no_new_revision",
+        &Writes(|row, _| row.revision = Revision::from(row.id.as_uuid())),
+        "A claim makes no new revision.",
+        &["claim::every_claim_is_a_new_moment"],
+    )
     .everywhere(),
-    Fault::new("writes::no_fence", &Writes(|row, _| row.fence -= 1), "A claim does not raise the fence.", &["claim::writes", "claim::every_claim_is_a_new_moment"])
-        .everywhere(),
-    Fault::new("writes::fence_is_the_attempt", &Writes(|row, _| row.fence = row.attempt.into()), "The attempt serves as the fence, and goes back with it.", &[
-        "claim::fence_never_goes_back",
-    ]),
-    Fault::new("writes::attempt_is_not_counted", &Writes(|row, starts| row.attempt -= u32::from(starts)), "The attempt is counted when it ends, not when it starts.", &[
-        "claim::writes",
-    ]),
-    Fault::new("writes::reserve_counts", &Writes(|row, starts| row.attempt += u32::from(!starts)), "Reserving a job counts as an attempt.", &[
-        "claim::reserve_writes",
-        "claim::start_of_a_reserved_job",
-    ]),
-    Fault::new("writes::reserve_starts", &ReserveStarts, "A claim that only reserves starts the job.", &["claim::reserve_writes"]),
-    Fault::new("writes::old_start_stays", &Writes(|row, starts| if !starts { row.attempted_at = row.claimed_at }), "Reserving a job writes the time of a start.", &[
-        "claim::reserve_writes",
-    ]),
-    Fault::new("writes::process_clock", &ProcessClock, "Claims take the time from the process, not from the store.", &["claim::clock_a_year_on"]),
-    Fault::new("writes::lease_from_before_the_wait", &LeaseFromBeforeTheWait { all: false }, "The lease is computed before the claim waits for its turn.", &[
-        "claim::lease_starts_when_the_claim_happens",
-    ]),
-    Fault::new("writes::times_from_before_the_wait", &LeaseFromBeforeTheWait { all: true }, "All times of a claim are those of the transaction's start, before it waited for its turn.", &[
-        "claim::lease_starts_when_the_claim_happens",
-    ]),
-    Fault::new("writes::resets_the_row", &ResetsTheRow, "A claim clears the errors of earlier attempts.", &["claim::keeps_the_rest_of_the_row"]),
-    Fault::new("writes::answers_what_it_read", &AnswersWhatItRead, "A claim answers the rows as they were before it.", &["claim::writes", "claim::takes_what_it_says"]),
-    Fault::new("writes::two_steps", &TwoSteps, "A claim marks its rows first, and writes holder and lease in a second statement.", &["claim::dropped_futures"]),
+    Fault::new(
+        "writes::no_fence",
+        &Writes(|row, _| row.fence -= 1),
+        "A claim does not raise the fence.",
+        &["claim::writes", "claim::every_claim_is_a_new_moment"],
+    )
+    .everywhere(),
+    Fault::new(
+        "writes::fence_is_the_attempt",
+        &Writes(|row, _| row.fence = row.attempt.into()),
+        "The attempt serves as the fence, and goes back with it.",
+        &["claim::fence_never_goes_back"],
+    ),
+    Fault::new(
+        "writes::attempt_is_not_counted",
+        &Writes(|row, starts| row.attempt -= u32::from(starts)),
+        "The attempt is counted when it ends, not when it starts.",
+        &["claim::writes"],
+    ),
+    Fault::new(
+        "writes::reserve_counts",
+        &Writes(|row, starts| row.attempt += u32::from(!starts)),
+        "Reserving a job counts as an attempt.",
+        &["claim::reserve_writes", "claim::start_of_a_reserved_job"],
+    ),
+    Fault::new(
+        "writes::reserve_starts",
+        &ReserveStarts,
+        "A claim that only reserves starts the job.",
+        &["claim::reserve_writes"],
+    ),
+    Fault::new(
+        "writes::old_start_stays",
+        &Writes(|row, starts| {
+            if !starts {
+                row.attempted_at = row.claimed_at
+            }
+        }),
+        "Reserving a job writes the time of a start.",
+        &["claim::reserve_writes", "model::random_histories"],
+    ),
+    Fault::new(
+        "writes::process_clock",
+        &ProcessClock,
+        "Claims take the time from the process, not from the store.",
+        &["claim::clock_a_year_on"],
+    ),
+    Fault::new(
+        "writes::lease_from_before_the_wait",
+        &LeaseFromBeforeTheWait { all: false },
+        "The lease is computed before the claim waits for its turn.",
+        &["claim::lease_starts_when_the_claim_happens"],
+    ),
+    Fault::new(
+        "writes::times_from_before_the_wait",
+        &LeaseFromBeforeTheWait { all: true },
+        "All times of a claim are those of the transaction's start, before it waited for its turn.",
+        &["claim::lease_starts_when_the_claim_happens"],
+    ),
+    Fault::new(
+        "writes::resets_the_row",
+        &ResetsTheRow,
+        "A claim clears the errors of earlier attempts.",
+        &["claim::keeps_the_rest_of_the_row"],
+    ),
+    Fault::new(
+        "writes::answers_what_it_read",
+        &AnswersWhatItRead,
+        "A claim answers the rows as they were before it.",
+        &["claim::writes", "claim::takes_what_it_says"],
+    ),
+    Fault::new(
+        "writes::two_steps",
+        &TwoSteps,
+        "A claim marks its rows first, and writes holder and lease in a second statement.",
+        &["claim::dropped_futures"],
+    ),
 ];
 
 fn whole_seconds(at: Timestamp) -> Timestamp {
