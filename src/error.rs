@@ -19,7 +19,6 @@ pub enum QueueError {
         /// Which value.
         field: &'static str,
         /// What is wrong with it.
-        #[source]
         reason: Invalid,
     },
     /// The URL's scheme, if it has one, belongs to no backend.
@@ -95,7 +94,6 @@ pub enum BuildError {
         /// Which value.
         what: &'static str,
         /// What is wrong with it.
-        #[source]
         reason: Invalid,
     },
     /// A value was zero.

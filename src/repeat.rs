@@ -19,12 +19,10 @@ impl Backoff {
         Self { first, next: first.min(cap), cap }
     }
 
-    /// The next pause: between half of its nominal length and the whole.
     pub(crate) fn pause(&mut self) -> Duration {
         let nominal = self.next;
         self.next = nominal.saturating_mul(2).min(self.cap);
-        // No sum that could overflow.
-        nominal / 2 + (nominal / 2).div_f64(1.0 + fastrand::f64())
+        jittered(nominal)
     }
 
     pub(crate) fn reset(&mut self) {
@@ -37,6 +35,12 @@ impl Default for Backoff {
     fn default() -> Self {
         Self::new(Duration::from_millis(20), Duration::from_secs(1))
     }
+}
+
+/// Between half of a pause and the whole.
+pub(crate) fn jittered(pause: Duration) -> Duration {
+    let half = pause / 2;
+    half.saturating_add(half.mul_f64(fastrand::f64()))
 }
 
 /// How often a call of `Queue` is made again. About two seconds pass until it is given up.

@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use queue_core::Backend;
+use queue_core::Inspect;
 use queue_core::Invalid;
 use queue_core::Lease;
 use queue_core::Name;
@@ -28,7 +28,7 @@ const MAX_CONCURRENCY: usize = 100_000;
 /// A worker that is being put together; made by [`Worker::builder`]. Values are checked by [`build`](Self::build).
 #[must_use = "a worker runs after it is built"]
 pub struct WorkerBuilder {
-    backend: Arc<dyn Backend>,
+    backend: Arc<dyn Inspect>,
     name: String,
     queues: Vec<String>,
     default_queues: BTreeSet<&'static str>,
@@ -55,7 +55,7 @@ pub(super) struct Config {
 }
 
 impl WorkerBuilder {
-    pub(super) fn new(backend: Arc<dyn Backend>) -> Self {
+    pub(super) fn new(backend: Arc<dyn Inspect>) -> Self {
         Self {
             backend,
             name: "worker".into(),

@@ -82,47 +82,59 @@ impl Claim {
 
 /// All claims, by job.
 #[derive(Debug, Default)]
-pub(super) struct HeldJobs {
-    claims: Mutex<HashMap<JobId, Arc<Claim>>>,
-    given_up: Mutex<HashMap<JobId, Instant>>,
+pub(super) struct HeldJobs(Mutex<HashMap<JobId, Entry>>);
+
+#[derive(Debug)]
+enum Entry {
+    Held(Arc<Claim>),
+    /// Started, and its outcome cannot be recorded. It is no orphan, which would get its attempt back: the lease ends it.
+    GivenUp {
+        since: Instant,
+    },
 }
 
 impl HeldJobs {
     /// Takes a claim up. An older one of the same job is lost by that: the store gave the job out again.
     pub(super) fn insert(&self, claim: Arc<Claim>) {
         let now = claim.execution().to_string();
-        lock(&self.given_up).remove(&claim.held.id);
-        if let Some(older) = lock(&self.claims).insert(claim.held.id, claim) {
+        if let Some(Entry::Held(older)) = lock(&self.0).insert(claim.held.id, Entry::Held(claim)) {
             older.cancel(CancelReason::LeaseLost { now });
         }
     }
 
     /// Drops a claim; false if it was dropped before.
     pub(super) fn remove(&self, claim: &Arc<Claim>) -> bool {
-        let mut held = lock(&self.claims);
-        let is_held = held.get(&claim.held.id).is_some_and(|current| Arc::ptr_eq(current, claim));
+        let mut entries = lock(&self.0);
+        let is_held = is_held(&entries, claim);
         if is_held {
-            held.remove(&claim.held.id);
+            entries.remove(&claim.held.id);
         }
         is_held
     }
 
-    /// Drops a claim that was started and whose outcome cannot be recorded. It is no orphan, which would get its attempt
-    /// back: the lease is to end it, and that should be long past after `forget`.
+    /// Drops a claim whose outcome cannot be recorded. Its lease should be long past after `forget`.
     pub(super) fn give_up(&self, claim: &Arc<Claim>, forget: Duration) {
-        if self.remove(claim) {
-            let mut given_up = lock(&self.given_up);
-            given_up.retain(|_, since| since.elapsed() < forget);
-            given_up.insert(claim.held.id, Instant::now());
+        let mut entries = lock(&self.0);
+        if is_held(&entries, claim) {
+            entries.retain(|_, entry| !matches!(entry, Entry::GivenUp { since } if since.elapsed() >= forget));
+            entries.insert(claim.held.id, Entry::GivenUp { since: Instant::now() });
         }
     }
 
     /// Whether the job is held, or was given up and waits for its lease to run out.
     pub(super) fn knows(&self, id: JobId) -> bool {
-        lock(&self.claims).contains_key(&id) || lock(&self.given_up).contains_key(&id)
+        lock(&self.0).contains_key(&id)
     }
 
     pub(super) fn all(&self) -> Vec<Arc<Claim>> {
-        lock(&self.claims).values().cloned().collect()
+        let held = |entry: &Entry| match entry {
+            Entry::Held(claim) => Some(Arc::clone(claim)),
+            Entry::GivenUp { .. } => None,
+        };
+        lock(&self.0).values().filter_map(held).collect()
     }
+}
+
+fn is_held(entries: &HashMap<JobId, Entry>, claim: &Arc<Claim>) -> bool {
+    matches!(entries.get(&claim.held.id), Some(Entry::Held(current)) if Arc::ptr_eq(current, claim))
 }

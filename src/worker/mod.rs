@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 
-use queue_core::Backend;
+use queue_core::Inspect;
 use queue_core::WorkerId;
 use tokio::sync::mpsc;
 use tokio::sync::watch;
@@ -61,7 +61,7 @@ pub struct Worker {
 
 /// What all loops of a worker share.
 struct Shared {
-    backend: Arc<dyn Backend>,
+    backend: Arc<dyn Inspect>,
     id: WorkerId,
     config: Config,
     handlers: Handlers,
@@ -81,12 +81,12 @@ impl Shared {
 
 impl Worker {
     /// A worker for the jobs of this queue's store.
-    pub fn builder<B: Backend + ?Sized + 'static>(queue: &Queue<B>) -> WorkerBuilder {
+    pub fn builder<B: Inspect + ?Sized + 'static>(queue: &Queue<B>) -> WorkerBuilder {
         // A shared pointer to a backend is a backend: so is one to a `dyn` backend.
         WorkerBuilder::new(Arc::new(Arc::clone(queue.backend())))
     }
 
-    fn new(backend: Arc<dyn Backend>, config: Config, handlers: Handlers) -> Self {
+    fn new(backend: Arc<dyn Inspect>, config: Config, handlers: Handlers) -> Self {
         let id = WorkerId::new(&config.name);
         Self {
             shared: Arc::new(Shared {
@@ -125,6 +125,7 @@ impl Worker {
         let (results, inbox) = mpsc::channel(shared.config.concurrency);
         let mut settler = JoinSet::new();
         settler.spawn(settle::run(Arc::clone(&shared), inbox));
+        let (all_settled, settled) = watch::channel(false);
 
         let (stop, stopped) = watch::channel(None);
         let mut fetch = Fetch::new(Arc::clone(&shared), results, stopped.clone());
@@ -139,7 +140,7 @@ impl Worker {
                 () = shutdown::grace_over(&shared, stopped.clone()) => {}
             }
             shutdown::drain(&shared, fetch, stopped).await;
-            shutdown::flush(&shared, &mut settler).await;
+            shutdown::flush(&shared, settled).await;
         });
         let mut running = true;
         loop {
@@ -147,6 +148,10 @@ impl Worker {
                 biased;
                 () = &mut told, if running => running = false,
                 Some(ended) = loops.join_next() => propagate(ended),
+                Some(ended) = settler.join_next() => {
+                    propagate(ended);
+                    all_settled.send_replace(true);
+                }
                 () = &mut working => break,
             }
         }

@@ -5,6 +5,8 @@ use std::time::Duration;
 use queue_core::Delay;
 use queue_core::When;
 
+use crate::repeat::jittered;
+
 /// Exponential growth with jitter up to a cap: the pause after the first failed attempt, doubled for every further one.
 ///
 /// The jitter takes up to half of a pause away. By default pauses grow from 1 second to 1 hour.
@@ -23,9 +25,7 @@ impl RetryPolicy {
     /// The pause after this attempt has failed; attempts count from 1.
     pub fn pause(&self, attempt: u32) -> Duration {
         let factor = 2_u32.saturating_pow(attempt.saturating_sub(1));
-        let nominal = self.first.saturating_mul(factor).min(self.cap);
-        // At least half of it, and no sum that could overflow.
-        nominal / 2 + (nominal / 2).div_f64(1.0 + fastrand::f64())
+        jittered(self.first.saturating_mul(factor).min(self.cap))
     }
 
     pub(super) fn after(&self, attempt: u32) -> When {
@@ -51,6 +51,9 @@ mod tests {
             let (pause, nominal) = (policy.pause(attempt), Duration::from_secs(nominal));
             assert!(nominal / 2 <= pause && pause <= nominal, "attempt {attempt}: {pause:?}");
         }
+        let spread: Vec<_> = (0..200).map(|_| policy.pause(7)).collect();
+        let below = spread.iter().filter(|pause| **pause < Duration::from_secs(45)).count();
+        assert!((50..150).contains(&below), "the jitter is spread over the half: {below} of 200");
         let endless = RetryPolicy::exponential(Duration::MAX, Duration::MAX);
         assert_eq!(endless.after(30_000), When::After(Delay::MAX));
     }

@@ -44,15 +44,16 @@ impl Pending {
         transition: &Transition,
         results: &mpsc::Sender<Self>,
     ) {
+        // Room first: a handler that is aborted while it waits has not settled its claim, so that others can. The settler is
+        // gone only if the whole worker is.
+        let Ok(room) = results.reserve().await else { return };
         if !claim.begin_settle() {
             return;
         }
         match Decision::new(claim.execution(), transition) {
             Ok(decision) => {
                 let (due, backoff) = (Instant::now(), Backoff::default());
-                let about = About { claim, due, backoff };
-                // The settler is gone only if the whole worker is.
-                let _ = results.send(Self { decision, about }).await;
+                room.send(Self { decision, about: About { claim, due, backoff } });
             }
             Err(error) => give_up(shared, &claim, &error.into()),
         }

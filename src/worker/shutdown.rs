@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tokio::time::timeout;
@@ -48,9 +49,8 @@ async fn ended(handlers: &mut JoinSet<()>) {
 }
 
 /// Waits for the settler, which gives up what it cannot record within a lease.
-pub(super) async fn flush(shared: &Shared, settler: &mut JoinSet<()>) {
-    let ended = timeout(shared.config.lease.duration().saturating_mul(2), settler.join_next()).await;
-    if let Ok(Some(ended)) = ended {
-        super::propagate(ended);
-    }
+pub(super) async fn flush(shared: &Shared, mut settled: watch::Receiver<bool>) {
+    let patience = shared.config.lease.duration().saturating_mul(2);
+    // Not in time, or never: what is left is reported.
+    let _ = timeout(patience, settled.wait_for(|settled| *settled)).await;
 }

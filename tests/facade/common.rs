@@ -189,15 +189,16 @@ impl Store {
     }
 
     fn fault(&self, op: Op, applies: bool) -> Result<()> {
-        let mut faults = self.faults.lock().expect("lock");
-        let found = faults.iter_mut().find(|fault| fault.op == op && fault.applies == applies && fault.left > 0);
-        match found {
-            Some(fault) => {
+        let error = {
+            let mut faults = self.faults.lock().expect("lock");
+            let found = faults.iter_mut().find(|fault| fault.op == op && fault.applies == applies && fault.left > 0);
+            found.map(|fault| {
                 fault.left -= 1;
-                Err((fault.error)())
-            }
-            None => Ok(()),
-        }
+                fault.error
+            })
+        };
+        // Outside of the lock: it may panic.
+        error.map_or(Ok(()), |error| Err(error()))
     }
 
     async fn call<T>(&self, op: Op, call: impl Future<Output = Result<T>>) -> Result<T> {

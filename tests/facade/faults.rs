@@ -204,3 +204,22 @@ async fn a_worker_that_is_dropped_leaves_nothing_running() {
     tokio::task::yield_now().await;
     assert_eq!(store.all_calls(), calls);
 }
+
+/// A bug in a backend must not turn a worker into one that claims, runs and records nothing.
+#[tokio::test(start_paused = true)]
+async fn a_panicking_backend_ends_the_worker_with_its_panic() {
+    for op in [Op::Update, Op::Claim, Op::Beat, Op::Stale] {
+        let store = Store::memory();
+        store.refuse(op, 1, || panic!("a bug in the backend"));
+        let handler = async |_: JobContext, _: Add| {
+            tokio::time::sleep(Duration::from_secs(20)).await;
+            Ok(())
+        };
+        store.queue().enqueue(&ADD).await.expect("stored");
+        let worker = Worker::builder(&store.queue()).register(handler).build().expect("a worker");
+        let run = tokio::spawn(worker.run_until(std::future::pending()));
+        let ended = tokio::time::timeout(Duration::from_secs(600), run).await.expect("it ends");
+        let panic = ended.expect_err("it panics").into_panic();
+        assert_eq!(panic.downcast_ref::<&str>(), Some(&"a bug in the backend"), "{op:?}");
+    }
+}
