@@ -8,10 +8,13 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use queue_core::Certainty::NotApplied;
+use queue_core::Certainty::Unknown;
 use queue_core::*;
 use sqlx::SqliteConnection;
 use sqlx::SqlitePool;
 use sqlx::query;
+use sqlx::sqlite::SqliteRow;
 
 use crate::config::SqliteOptions;
 use crate::error::failed;
@@ -28,10 +31,6 @@ use crate::sql::Sql;
 /// [`ErrorKind::Schema`], if the database has a schema that does not admit this program any more.
 #[derive(Clone, Debug)]
 pub struct SqliteBackend(Arc<Handle>);
-
-/// What is known of a write that an error without an answer ended.
-use Certainty::NotApplied;
-use Certainty::Unknown;
 
 impl SqliteBackend {
     /// Opens the database of this URL: see [`SqliteOptions::from_url`].
@@ -58,8 +57,9 @@ impl SqliteBackend {
     ///
     /// A file that cannot be opened, or a schema that does not admit this program.
     pub async fn connect_with(options: SqliteOptions) -> Result<Self> {
-        let (writer, readers) = setup::open(&options).await?;
-        let patience = Patience { longest: options.busy_timeout, told: AtomicU64::new(Patience::UNKNOWN) };
+        let told = Arc::new(AtomicU64::new(Patience::UNKNOWN));
+        let (writer, readers) = setup::open(&options, Arc::clone(&told)).await?;
+        let patience = Patience { longest: options.busy_timeout, told };
         Self::admitted(writer, readers, (!options.is_memory()).then_some(patience), options).await
     }
 
@@ -141,20 +141,20 @@ impl Backend for SqliteBackend {
         if setup::is_current(&mut *handle.reader("migrate").await?, &handle.sql).await? {
             return Ok(());
         }
-        let mut unit = handle.begin("migrate").await?;
-        setup::migrate(unit.connection()?, &handle.sql, &handle.prefix).await?;
-        unit.commit("migrate").await
+        let mut transaction = handle.begin("migrate").await?;
+        setup::migrate(transaction.connection()?, &handle.sql, &handle.prefix).await?;
+        transaction.commit("migrate").await
     }
 
     async fn enqueue(&self, jobs: &[NewJob]) -> Result<Vec<Enqueued>> {
         let handle = &*self.0;
-        check_new_jobs(jobs, handle.max_payload)?;
+        check_new_jobs(jobs, &self.capabilities())?;
         if jobs.is_empty() {
             return Ok(Vec::new());
         }
-        let mut unit = handle.begin("enqueue").await?;
-        let outcomes = handle.enqueue(unit.connection()?, jobs).await?;
-        unit.commit("enqueue").await?;
+        let mut transaction = handle.begin("enqueue").await?;
+        let outcomes = handle.enqueue(transaction.connection()?, jobs).await?;
+        transaction.commit("enqueue").await?;
         handle.signal.notify();
         Ok(outcomes)
     }
@@ -182,16 +182,7 @@ impl Backend for SqliteBackend {
             .fetch_all(&mut *connection)
             .await
             .map_err(|error| failed("claim", Unknown, error))?;
-        let mut claimed = Claimed::default();
-        for row in &rows {
-            match row::job(row) {
-                Ok(job) => claimed.jobs.push(job),
-                Err(unreadable) => claimed.unreadable.push(unreadable),
-            }
-        }
-        // SQLite returns rows as it comes across them.
-        claimed.jobs.sort_by_key(|job| (job.priority, job.available_at, job.id()));
-        Ok(claimed)
+        Ok(Claimed::collect(rows.iter().map(row::job)))
     }
 
     async fn update_if_current(&self, id: JobId, current: &Fingerprint, patch: &Patch) -> Result<Update> {
@@ -234,7 +225,7 @@ impl Backend for SqliteBackend {
             .fetch_all(&mut *connection)
             .await
             .map_err(|error| failed("stale", NotApplied, error))?;
-        Ok(row::page(rows, limit, row::execution, row::stale_cursor))
+        Ok(page(&rows, limit, row::stale_cursor, row::execution))
     }
 
     async fn claimed_by(
@@ -254,7 +245,7 @@ impl Backend for SqliteBackend {
             .fetch_all(&mut *connection)
             .await
             .map_err(|error| failed("claimed_by", NotApplied, error))?;
-        Ok(row::page(rows, limit, row::execution, row::id))
+        Ok(page(&rows, limit, row::id, row::execution))
     }
 
     async fn update_many_if_current(&self, updates: &[UpdateRequest]) -> Result<Vec<Update>> {
@@ -276,12 +267,12 @@ impl Backend for SqliteBackend {
                 handle.update(&mut connection, whole, Unknown).await?
             }
             chunks => {
-                let mut unit = handle.begin("update").await?;
+                let mut transaction = handle.begin("update").await?;
                 let mut answers = Vec::with_capacity(updates.len());
                 for chunk in chunks {
-                    answers.extend(handle.update(unit.connection()?, chunk, NotApplied).await?);
+                    answers.extend(handle.update(transaction.connection()?, chunk, NotApplied).await?);
                 }
-                unit.commit("update").await?;
+                transaction.commit("update").await?;
                 answers
             }
         };
@@ -309,7 +300,7 @@ impl Inspect for SqliteBackend {
             .fetch_all(&mut *connection)
             .await
             .map_err(|error| failed("list", NotApplied, error))?;
-        Ok(row::page(rows, limit, row::job, row::id))
+        Ok(page(&rows, limit, row::id, row::job))
     }
 
     async fn counts(&self) -> Result<Vec<Count>> {
@@ -355,7 +346,7 @@ impl Transactional for SqliteBackend {
     type Connection = SqliteConnection;
 
     async fn enqueue_in(&self, connection: &mut SqliteConnection, jobs: &[NewJob]) -> Result<Vec<Enqueued>> {
-        check_new_jobs(jobs, self.0.max_payload)?;
+        check_new_jobs(jobs, &self.capabilities())?;
         let locked = query(self.0.sql.lock.clone()).execute(&mut *connection).await;
         locked.map_err(|error| failed("enqueue", NotApplied, error))?;
         self.0.enqueue(connection, jobs).await
@@ -373,4 +364,14 @@ impl Transactional for SqliteBackend {
         let answers = self.0.update(connection, &updates, NotApplied).await?;
         Ok(answers.into_iter().next().unwrap_or(Update::Missing))
     }
+}
+
+/// Rows of which one more than fit was asked for, to tell whether another page follows.
+fn page<T, C>(
+    rows: &[SqliteRow],
+    limit: Limit,
+    cursor: impl Fn(&SqliteRow) -> C,
+    read: impl Fn(&SqliteRow) -> Result<T, Unreadable>,
+) -> Page<T, C> {
+    Page::collect(rows.iter().map(|row| (cursor(row), read(row))), limit)
 }

@@ -89,16 +89,17 @@ impl SqliteOptions {
     ///
     /// [`ErrorKind::Invalid`](queue_core::ErrorKind::Invalid): another scheme, no path, or another parameter.
     pub fn from_url(url: &str) -> Result<Self> {
-        let rest = match url.strip_prefix("sqlite:") {
-            Some(rest) => rest.strip_prefix("//").unwrap_or(rest),
-            None if url == ":memory:" => url,
-            None => return Err(Error::invalid("a database URL must begin with \"sqlite:\"")),
+        let rest = match url.split_once(':') {
+            Some((scheme, rest)) if scheme.eq_ignore_ascii_case("sqlite") => rest.strip_prefix("//").unwrap_or(rest),
+            _ if url == ":memory:" => url,
+            _ => return Err(Error::invalid("a database URL must begin with \"sqlite:\"")),
         };
         let (path, parameters) = rest.split_once('?').unwrap_or((rest, ""));
         let create_if_missing = match parameters {
             "" | "mode=rwc" => true,
             "mode=rw" => false,
-            other => return Err(Error::invalid(format!("database URL: unknown parameters {other:?}"))),
+            // What it holds is not repeated: messages end up in logs.
+            _ => return Err(Error::invalid("the only parameters of a database URL are mode=rwc and mode=rw")),
         };
         if path == ":memory:" {
             return Ok(Self::memory());
@@ -188,7 +189,8 @@ fn percent_decoded(text: &str) -> Result<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let [first, tail @ ..] = rest {
-        let escaped = || u8::from_str_radix(str::from_utf8(tail.get(..2)?).ok()?, 16).ok();
+        let digits = || tail.get(..2).filter(|digits| digits.iter().all(u8::is_ascii_hexdigit));
+        let escaped = || u8::from_str_radix(str::from_utf8(digits()?).ok()?, 16).ok();
         match (first, escaped()) {
             (b'%', Some(byte)) => {
                 bytes.push(byte);

@@ -2,9 +2,11 @@
 
 use std::collections::HashMap;
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+use std::time::Instant;
 
 use queue_core::Certainty;
 use queue_core::Certainty::NotApplied;
@@ -29,6 +31,7 @@ use sqlx::SqlitePool;
 use sqlx::pool::PoolConnection;
 use sqlx::query;
 use sqlx::sqlite::SqliteRow;
+use tokio::time::timeout;
 
 use crate::config::TablePrefix;
 use crate::error::failed;
@@ -56,8 +59,8 @@ pub(crate) struct Handle {
 #[derive(Debug)]
 pub(crate) struct Patience {
     pub(crate) longest: Duration,
-    /// What the writer has been told, in milliseconds.
-    pub(crate) told: AtomicU64,
+    /// What the writer has been told, in milliseconds; unknown to a connection that is new.
+    pub(crate) told: Arc<AtomicU64>,
 }
 
 impl Patience {
@@ -69,9 +72,9 @@ impl Patience {
 /// Not sqlx's: SQLite ends a transaction by itself when the disk is full or fails, and sqlx 0.9 would go on counting it as
 /// open, so that nothing could ever begin another on that connection.
 #[derive(Debug)]
-pub(crate) struct Unit(Option<PoolConnection<Sqlite>>);
+pub(crate) struct WriteTransaction(Option<PoolConnection<Sqlite>>);
 
-impl Unit {
+impl WriteTransaction {
     async fn run(&mut self, text: &SqlStr) -> sqlx::Result<()> {
         if let Some(connection) = &mut self.0 {
             sqlx::raw_sql(text.clone()).execute(&mut **connection).await?;
@@ -93,7 +96,7 @@ impl Unit {
     }
 }
 
-impl Drop for Unit {
+impl Drop for WriteTransaction {
     fn drop(&mut self) {
         if let Some(mut connection) = self.0.take() {
             // The pool gets the connection back after that. What was sent before is run before; if that ended the
@@ -112,31 +115,41 @@ impl Handle {
         self.readers.acquire().await.map_err(|error| failed(call, NotApplied, error))
     }
 
-    /// A connection for writes, which will wait for other processes as long as is configured, or shorter.
+    /// A connection for writes. It waits for other calls of this handle and then for other processes, in all as long as is
+    /// configured, or shorter. On an application's pool, that pool says how long.
     pub(crate) async fn writer(&self, call: &'static str, at_most: Option<Duration>) -> Result<PoolConnection<Sqlite>> {
         let failed = |error| failed(call, NotApplied, error);
-        let mut connection = self.writer.acquire().await.map_err(failed)?;
-        if let Some(Patience { longest, told }) = &self.patience {
-            let wait = at_most.map_or(*longest, |at_most| at_most.min(*longest));
-            let wait = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
-            if told.swap(Patience::UNKNOWN, Ordering::SeqCst) != wait {
-                let text = format!("PRAGMA busy_timeout = {wait}");
-                query(AssertSqlSafe(text)).persistent(false).fetch_all(&mut *connection).await.map_err(failed)?;
-            }
-            told.store(wait, Ordering::SeqCst);
+        let Some(Patience { longest, told }) = &self.patience else {
+            return self.writer.acquire().await.map_err(failed);
+        };
+        let wait = at_most.map_or(*longest, |at_most| at_most.min(*longest));
+        let started = Instant::now();
+        let busy =
+            || Error::not_applied(ErrorKind::Transient, format!("{call}: other calls were writing for {wait:?}"));
+        let mut connection = match timeout(wait, self.writer.acquire()).await {
+            Ok(Err(sqlx::Error::PoolTimedOut)) | Err(_) => return Err(busy()),
+            Ok(acquired) => acquired.map_err(failed)?,
+        };
+        // What went by in no time is not counted, so that the next call needs not tell SQLite anew.
+        let gone = Some(started.elapsed()).filter(|gone| *gone > Duration::from_millis(10)).unwrap_or_default();
+        let left = u64::try_from(wait.saturating_sub(gone).as_millis()).unwrap_or(u64::MAX);
+        if told.swap(Patience::UNKNOWN, Ordering::SeqCst) != left {
+            let text = format!("PRAGMA busy_timeout = {left}");
+            query(AssertSqlSafe(text)).persistent(false).fetch_all(&mut *connection).await.map_err(failed)?;
         }
+        told.store(left, Ordering::SeqCst);
         Ok(connection)
     }
 
     /// A transaction on a connection for writes.
-    pub(crate) async fn begin(&self, call: &'static str) -> Result<Unit> {
-        let mut unit = Unit(Some(self.writer(call, None).await?));
-        unit.run(&self.sql.begin).await.map_err(|error| failed(call, NotApplied, error))?;
-        Ok(unit)
+    pub(crate) async fn begin(&self, call: &'static str) -> Result<WriteTransaction> {
+        let mut transaction = WriteTransaction(Some(self.writer(call, None).await?));
+        transaction.run(&self.sql.begin).await.map_err(|error| failed(call, NotApplied, error))?;
+        Ok(transaction)
     }
 
     /// One statement about a batch that travels as one parameter.
-    async fn about(
+    async fn batch_query(
         connection: &mut SqliteConnection,
         text: &SqlStr,
         batch: sqlx::Result<String>,
@@ -151,13 +164,13 @@ impl Handle {
         let id = |job: &&NewJob| job.id;
         let bytes = |job: &&NewJob| job.payload.bytes();
 
-        let stored = Self::about(connection, &sql.stored_ids, row::ids(jobs.iter().map(|job| job.id))).await;
+        let stored = Self::batch_query(connection, &sql.stored_ids, row::ids(jobs.iter().map(|job| job.id))).await;
         let mut stored: HashSet<_> = stored.map_err(failed)?.iter().map(row::id).collect();
         let (again, fresh): (Vec<_>, Vec<_>) = jobs.iter().partition(|job| stored.contains(&job.id));
         let mut repeated = HashSet::new();
         for chunk in row::chunks(&again, id, bytes) {
             let rows =
-                Self::about(connection, &sql.repeated, row::array(chunk.iter().copied().map(NewRow::from))).await;
+                Self::batch_query(connection, &sql.repeated, row::array(chunk.iter().copied().map(NewRow::from))).await;
             repeated.extend(items(&rows.map_err(failed)?, chunk).map(|(job, _)| job.id));
         }
         if let Some(index) = jobs.iter().position(|job| stored.contains(&job.id) && !repeated.contains(&job.id)) {
@@ -173,7 +186,7 @@ impl Handle {
         let refused: Vec<_> = fresh.into_iter().filter(|job| !inserted.contains(&job.id)).collect();
         let mut holders = HashMap::new();
         for chunk in row::chunks(&refused, id, |_| 0) {
-            let rows = Self::about(connection, &sql.holders, row::array(chunk.iter().copied().map(KeyRow::from)))
+            let rows = Self::batch_query(connection, &sql.holders, row::array(chunk.iter().copied().map(KeyRow::from)))
                 .await
                 .map_err(failed)?;
             holders.extend(items(&rows, chunk).map(|(job, row)| (job.id, row::id(row))));
@@ -218,7 +231,7 @@ impl Handle {
         }
         if answers.len() < updates.len() {
             let others = updates.iter().map(|update| update.id).filter(|id| !answers.contains_key(id));
-            let rows = Self::about(connection, &self.sql.executions, row::ids(others)).await;
+            let rows = Self::batch_query(connection, &self.sql.executions, row::ids(others)).await;
             let applied = if answers.is_empty() { NotApplied } else { lost };
             for row in &rows.map_err(|error| failed("update", applied, error))? {
                 let answer = row::execution(row).map_or_else(Update::Unreadable, Update::Conflict);

@@ -46,3 +46,6 @@ pub use config::Synchronous;
 pub use config::TablePrefix;
 pub use setup::Migration;
 pub use setup::migrations;
+
+/// The driver whose pools and connections this crate takes.
+pub use sqlx;

@@ -7,6 +7,7 @@ use queue_core::Change;
 use queue_core::Count;
 use queue_core::Execution;
 use queue_core::Failure;
+use queue_core::Fingerprint;
 use queue_core::Held;
 use queue_core::Job;
 use queue_core::JobId;
@@ -14,10 +15,9 @@ use queue_core::JobState;
 use queue_core::Json;
 use queue_core::Lease;
 use queue_core::LeaseMatch;
-use queue_core::Limit;
 use queue_core::Name;
 use queue_core::NewJob;
-use queue_core::Page;
+use queue_core::Patch;
 use queue_core::Priority;
 use queue_core::Revision;
 use queue_core::StaleCursor;
@@ -105,17 +105,13 @@ pub(crate) fn stale_cursor(row: &SqliteRow) -> StaleCursor {
 
 /// The row's lifecycle part.
 pub(crate) fn execution(row: &SqliteRow) -> Result<Execution, Unreadable> {
-    execution_columns(row).map_err(|reason| Unreadable { id: id(row), execution: None, reason })
+    execution_columns(row).map_err(|reason| Unreadable::new(id(row), reason))
 }
 
 /// The whole row.
 pub(crate) fn job(row: &SqliteRow) -> Result<Job, Unreadable> {
     let execution = execution(row)?;
-    job_columns(row, execution.clone()).map_err(|reason| Unreadable {
-        id: execution.id,
-        execution: Some(Box::new(execution)),
-        reason,
-    })
+    job_columns(row, execution.clone()).map_err(|reason| Unreadable::beyond(execution, reason))
 }
 
 /// The claim that the row shows, as `extend` answers.
@@ -131,26 +127,6 @@ pub(crate) fn held(row: &SqliteRow) -> Option<Held> {
 pub(crate) fn count(row: &SqliteRow) -> Result<Count, String> {
     let state = get::<&str>(row, "state")?.parse().ok();
     Ok(Count { queue: parse::<String, _>(row, "queue")?, state, jobs: parse::<i64, _>(row, "jobs")? })
-}
-
-/// Rows of a page, one more than fit to tell whether another page follows.
-pub(crate) fn page<T, C>(
-    mut rows: Vec<SqliteRow>,
-    limit: Limit,
-    read: impl Fn(&SqliteRow) -> Result<T, Unreadable>,
-    cursor: impl Fn(&SqliteRow) -> C,
-) -> Page<T, C> {
-    let more = rows.len() > limit.rows();
-    rows.truncate(limit.rows());
-    let next = rows.last().filter(|_| more).map(cursor);
-    let mut page = Page { items: Vec::with_capacity(rows.len()), unreadable: Vec::new(), next };
-    for row in &rows {
-        match read(row) {
-            Ok(item) => page.items.push(item),
-            Err(unreadable) => page.unreadable.push(unreadable),
-        }
-    }
-    page
 }
 
 fn hex(uuid: Uuid) -> String {
@@ -294,36 +270,59 @@ fn change<T>(change: &Change<T>) -> (&'static str, Option<&T>) {
 
 impl<'a> From<&'a UpdateRequest> for UpdateRow<'a> {
     fn from(UpdateRequest { id, current, patch }: &'a UpdateRequest) -> Self {
-        let (seen_lease, seen_expiry) = match current.lease {
+        // Whole, so that a new field cannot be left out here.
+        let Fingerprint {
+            state: seen_state,
+            attempt: seen_attempt,
+            claimed_by: seen_claimed_by,
+            claimed_at: seen_claimed_at,
+            attempted_at: seen_attempted_at,
+            revision: seen_revision,
+            lease,
+        } = current;
+        let (seen_lease, seen_expiry) = match lease {
             LeaseMatch::Any => ("any", None),
             LeaseMatch::Unset => ("unset", None),
-            LeaseMatch::Expired(expiry) => ("expired", Some(expiry)),
+            LeaseMatch::Expired(expiry) => ("expired", Some(*expiry)),
         };
-        let (lease_expires_at, lease) = change(&patch.lease);
-        let (result, result_text) = change(&patch.result);
+        let Patch {
+            revision,
+            state,
+            attempt,
+            available,
+            clear_claim,
+            attempted_at,
+            lease,
+            finished_at,
+            result,
+            failure,
+            payload,
+        } = patch;
+        let (lease_expires_at, lease) = change(lease);
+        let (result, result_text) = change(result);
         Self {
             id: hex(id.as_uuid()),
-            seen_state: current.state,
-            seen_attempt: current.attempt,
-            seen_claimed_by: current.claimed_by.as_ref(),
-            seen_claimed_at: current.claimed_at,
-            seen_attempted_at: current.attempted_at,
-            seen_revision: hex(current.revision.as_uuid()),
+            seen_state: *seen_state,
+            seen_attempt: *seen_attempt,
+            seen_claimed_by: seen_claimed_by.as_ref(),
+            seen_claimed_at: *seen_claimed_at,
+            seen_attempted_at: *seen_attempted_at,
+            seen_revision: hex(seen_revision.as_uuid()),
             seen_lease,
             seen_expiry,
-            state: patch.state,
-            attempt: patch.attempt,
-            revision: patch.revision.map(|revision| hex(revision.as_uuid())),
-            due: Due::of(patch.available),
-            clear_claim: patch.clear_claim,
-            attempted_at: change(&patch.attempted_at).0,
+            state: *state,
+            attempt: *attempt,
+            revision: revision.map(|revision| hex(revision.as_uuid())),
+            due: Due::of(*available),
+            clear_claim: *clear_claim,
+            attempted_at: change(attempted_at).0,
             lease_expires_at,
             lease: lease.map(|lease: &Lease| lease.as_millis()),
-            finished_at: change(&patch.finished_at).0,
+            finished_at: change(finished_at).0,
             result,
             result_text,
-            payload: patch.payload.as_ref(),
-            failure: patch.failure.as_ref().map(|failure| FailureRow {
+            payload: payload.as_ref(),
+            failure: failure.as_ref().map(|failure| FailureRow {
                 attempt: failure.attempt,
                 fence: failure.fence,
                 worker: failure.worker.as_ref(),

@@ -1,5 +1,8 @@
 //! Opening a database, and its schema: the migrations, the version, and which programs may work on it.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use std::time::Instant;
 
@@ -18,19 +21,24 @@ use crate::config::SqliteOptions;
 use crate::config::TablePrefix;
 use crate::error::failed;
 use crate::error::is_busy;
+use crate::handle::Patience;
 use crate::sql::Sql;
 
 /// How many reads run at a time, beside the one writer.
 const READERS: u32 = 4;
 
-/// Opens a pool of one connection for writes, and one for reads.
-pub(crate) async fn open(options: &SqliteOptions) -> Result<(SqlitePool, SqlitePool)> {
+/// Opens a pool of one connection for writes, and one for reads. `told` is set back for every new connection for writes.
+pub(crate) async fn open(options: &SqliteOptions, told: Arc<AtomicU64>) -> Result<(SqlitePool, SqlitePool)> {
     let connection = options.connection()?;
     // The writer is kept open: with a database in memory it is the database, and with a file whoever closes it last pays
     // for writing the log back. A connection to a file does not go bad, so nothing tests it before each use.
     let pool = || SqlitePoolOptions::new().idle_timeout(None).max_lifetime(None).test_before_acquire(false);
     let failed = |error| failed("opening the database", Certainty::NotApplied, error);
-    let writer = pool().max_connections(1).connect_with(connection.clone()).await.map_err(failed)?;
+    let writer = pool().max_connections(1).after_connect(move |_, _| {
+        told.store(Patience::UNKNOWN, Ordering::SeqCst);
+        Box::pin(async { Ok(()) })
+    });
+    let writer = writer.connect_with(connection.clone()).await.map_err(failed)?;
     if options.is_memory() {
         return Ok((writer.clone(), writer));
     }

@@ -143,6 +143,10 @@ async fn a_claim_and_a_beat_wait_for_a_third_of_the_lease() {
     let jobs = [job("1")];
     let mut enqueue = backend.enqueue(&jobs);
     assert!(tokio::time::timeout(Duration::from_millis(200), &mut enqueue).await.is_err(), "waits longer than a claim");
+    // Nor does a claim wait any longer for another call of its own handle, which has the connection for writes.
+    let start = Instant::now();
+    assert_error(backend.claim(&request).await, ErrorKind::Transient);
+    assert!(start.elapsed() < Duration::from_secs(5), "the enqueue waits for ten seconds");
     writer.close().await.expect("gives up");
     enqueue.await.expect("stores");
 }

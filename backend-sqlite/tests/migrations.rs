@@ -147,7 +147,7 @@ async fn jobs_of_the_first_schema_go_on() {
     assert_eq!(check[0].get::<String, _>(0), "ok", "rows and indexes agree");
     let page = backend.list(&ListFilter::default(), None, limit(100)).await.expect("lists");
     assert!(page.unreadable.is_empty(), "{page:?}");
-    for state in JobState::ALL {
+    for &state in JobState::ALL {
         assert!(page.items.iter().any(|job| job.state() == state), "one is {state}");
     }
 

@@ -266,3 +266,26 @@ pub(crate) async fn drop_after<F: Future>(polls: usize, future: F) {
     })
     .await;
 }
+
+/// A job that a worker runs, on a fresh handle.
+pub(crate) async fn started(context: &Context) -> Result<(Handle, Job), Failed> {
+    let handle = context.connect().await?;
+    let job = running(&handle, &new_job(), &worker("a")).await?;
+    Ok((handle, job))
+}
+
+/// Three running jobs, the one in the middle made to fail at every write.
+pub(crate) async fn with_a_poisoned_row(context: &Context) -> Result<(Handle, Vec<Job>), Failed> {
+    let handle = context.connect().await?;
+    let mut jobs = Vec::new();
+    for _ in 0..3 {
+        jobs.push(running(&handle, &new_job(), &worker("a")).await?);
+    }
+    context.note(format_args!("job {} is poisoned", jobs[1].id()));
+    context.store.damage(jobs[1].id(), crate::Damage::Poison).await?;
+    Ok((handle, jobs))
+}
+
+pub(crate) fn ids<'a>(rows: impl IntoIterator<Item = &'a Execution>) -> Vec<JobId> {
+    rows.into_iter().map(|row| row.id).collect()
+}

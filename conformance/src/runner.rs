@@ -21,6 +21,7 @@ use crate::harness::Harness;
 use crate::harness::Scope;
 use crate::harness::Store;
 use crate::trace::Log;
+use crate::trace::clipped;
 
 const CASE_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -162,12 +163,18 @@ async fn report(
 ) -> String {
     let mut report = format!("{}: {}\n{text}\n", case.id, case.clause);
     // Writing to a String cannot fail.
-    let _ = writeln!(report, "\nthe rows now (store {} is kept):", scope.name());
+    let _ =
+        writeln!(report, "\nits first jobs, as it last read them and as they are (store {} is kept):", scope.name());
     match tokio::time::timeout(timeout(), store.connect()).await {
         Ok(Ok(handle)) => {
-            for id in log.jobs() {
-                let row = tokio::time::timeout(timeout(), handle.get(id)).await;
-                let _ = writeln!(report, "  {row:?}");
+            for (id, before) in log.jobs() {
+                let _ = writeln!(report, "  {id}\n    read  {}", before.as_deref().unwrap_or("never"));
+                let _ = match tokio::time::timeout(timeout(), handle.get(id)).await {
+                    Ok(Ok(Some(job))) => writeln!(report, "    is    {}", clipped(format_args!("{job:?}"))),
+                    Ok(Ok(None)) => writeln!(report, "    is    gone"),
+                    Ok(Err(error)) => writeln!(report, "    not readable: {error}"),
+                    Err(_) => writeln!(report, "    not readable in time"),
+                };
             }
         }
         Ok(Err(error)) => drop(writeln!(report, "  not readable: {error}")),

@@ -11,9 +11,10 @@ use async_trait::async_trait;
 use queue_core::*;
 
 const CALLS_KEPT: usize = 30;
-const CHARACTERS_KEPT: usize = 400;
+const JOBS_KEPT: usize = 3;
+const CHARACTERS_KEPT: usize = 700;
 
-/// The last calls of a case, and the jobs that it enqueued.
+/// The last calls of a case, and the jobs that it enqueued, as it last read them.
 #[derive(Debug, Default)]
 pub(crate) struct Log(Mutex<Entries>);
 
@@ -21,17 +22,14 @@ pub(crate) struct Log(Mutex<Entries>);
 struct Entries {
     calls: VecDeque<String>,
     count: usize,
-    jobs: Vec<JobId>,
+    jobs: Vec<(JobId, Option<String>)>,
 }
 
 impl Log {
     pub(crate) fn note(&self, entry: fmt::Arguments<'_>) {
-        let mut text = Clipped(String::new());
-        // An error only says that the text was full.
-        let _ = text.write_fmt(entry);
         self.with(|entries| {
             entries.count += 1;
-            let line = format!("{:4}  {}", entries.count, text.0);
+            let line = format!("{:4}  {}", entries.count, clipped(entry));
             if entries.calls.len() == CALLS_KEPT {
                 entries.calls.pop_front();
             }
@@ -39,7 +37,8 @@ impl Log {
         });
     }
 
-    pub(crate) fn jobs(&self) -> Vec<JobId> {
+    /// The first jobs that the case enqueued, each with what it was when the case last read it.
+    pub(crate) fn jobs(&self) -> Vec<(JobId, Option<String>)> {
         self.with(|entries| entries.jobs.clone())
     }
 
@@ -47,9 +46,31 @@ impl Log {
         self.with(|entries| entries.calls.iter().cloned().collect())
     }
 
+    fn enqueued(&self, jobs: &[NewJob]) {
+        self.with(|entries| {
+            let room = JOBS_KEPT.saturating_sub(entries.jobs.len());
+            entries.jobs.extend(jobs.iter().take(room).map(|job| (job.id, None)));
+        });
+    }
+
+    fn read(&self, job: &Job) {
+        self.with(|entries| {
+            if let Some((_, text)) = entries.jobs.iter_mut().find(|(id, _)| *id == job.id()) {
+                *text = Some(clipped(format_args!("{job:?}")));
+            }
+        });
+    }
+
     fn with<T>(&self, f: impl FnOnce(&mut Entries) -> T) -> T {
         f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
+}
+
+pub(crate) fn clipped(text: fmt::Arguments<'_>) -> String {
+    let mut clipped = Clipped(String::new());
+    // An error only says that the text was full.
+    let _ = clipped.write_fmt(text);
+    clipped.0
 }
 
 /// Text that stops growing: formatting a batch of ten thousand jobs ends early.
@@ -96,8 +117,7 @@ impl Backend for Traced {
 
     async fn enqueue(&self, jobs: &[NewJob]) -> Result<Vec<Enqueued>> {
         let answer = self.inner.enqueue(jobs).await;
-        let ids = jobs.iter().take(3).map(|job| job.id);
-        self.log.with(|entries| entries.jobs.extend(ids.take(3usize.saturating_sub(entries.jobs.len()))));
+        self.log.enqueued(jobs);
         match jobs {
             [job] => self.note(format_args!("enqueue {job:?}"), answer),
             _ => self.note(format_args!("enqueue {} jobs", jobs.len()), answer),
@@ -106,6 +126,9 @@ impl Backend for Traced {
 
     async fn get(&self, id: JobId) -> Result<Option<Job>> {
         let answer = self.inner.get(id).await;
+        if let Ok(Some(job)) = &answer {
+            self.log.read(job);
+        }
         self.note(format_args!("get {id}"), answer)
     }
 

@@ -84,7 +84,7 @@ pub(crate) async fn demonstrate(queue: &Queue, url: &str) -> Result<JobId> {
 async fn clear(queue: &Queue) -> Result<()> {
     let mut filter = ListFilter::default();
     filter.queue = Some(Charge::QUEUE.parse()?);
-    for state in JobState::ALL.into_iter().filter(|state| state.is_active()) {
+    for state in JobState::ALL.iter().copied().filter(|state| state.is_active()) {
         filter.state = Some(state);
         for job in queue.list(&filter, None, 1_000).await?.items {
             queue.cancel(job.id(), "left behind by an interrupted run").await?;

@@ -104,7 +104,8 @@ pub trait Backend: Send + Sync {
     ///   active. (group `unique`)
     /// - A refused call, an item over the cap among them, stores nothing and names the item, also if there is only
     ///   one. (`enqueue::one_bad_item_stores_nothing`)
-    /// - A call that is dropped has stored all of its jobs or none. (`enqueue::dropped_futures`)
+    /// - A call that is dropped has stored all of its jobs or none, with [`Capabilities::atomic_batches`]; without, each of them
+    ///   whole or not at all, and the same call again completes it. (`enqueue::dropped_futures`)
     /// - Calls at once, also about the same ids and keys, get outcomes, not errors. (`enqueue::race_of_one_job`)
     /// - A job that is due now can be claimed by the next call of anybody. (`claim::due_means_not_after_now`)
     async fn enqueue(&self, jobs: &[NewJob]) -> Result<Vec<Enqueued>>;
@@ -169,7 +170,7 @@ pub trait Backend: Send + Sync {
     async fn stale(&self, after: Option<StaleCursor>, limit: Limit) -> Result<Page<Execution, StaleCursor>>;
 
     /// Jobs that are held by this worker and were claimed at least `older_than` ago by the store's clock, by id,
-    /// after the cursor. (`recover::orphans_are_released_after_the_grace`)
+    /// after the cursor. (`orphan::released_after_the_grace`)
     async fn claimed_by(
         &self,
         worker: &WorkerId,
@@ -182,11 +183,11 @@ pub trait Backend: Send + Sync {
     ///
     /// # Contract
     ///
-    /// - Each row is judged by itself. (`update::batch_judges_each_row`)
+    /// - Each row is judged by itself. (`batch::judges_each_row`)
     /// - If one row makes the store fail, the call fails; whoever needs the others repeats row by row, as
     ///   [`Transitioner::submit_all`](crate::Transitioner::submit_all) does. With
     ///   [`Capabilities::atomic_batches`] nothing was written then; without, the error's certainty is about the row that
-    ///   failed, and those before it are written. (`update::batch_with_a_bad_row_writes_nothing`)
+    ///   failed, and those before it are written. (`batch::a_bad_row_writes_nothing`)
     ///
     /// Override it where the store can do it in fewer round trips.
     async fn update_many_if_current(&self, updates: &[UpdateRequest]) -> Result<Vec<Update>> {
@@ -266,7 +267,7 @@ pub struct Capabilities {
     pub atomic_batches: bool,
     /// A claim passes rows that another transaction has locked.
     pub skips_locked_rows: bool,
-    /// `wait_for_work` wakes for jobs that this process enqueues.
+    /// `wait_for_work` wakes for what is enqueued through the same handle or its clones.
     pub wakes: bool,
 }
 
@@ -406,6 +407,21 @@ pub struct Claimed {
     pub unreadable: Vec<Unreadable>,
 }
 
+impl Claimed {
+    /// From the claimed rows, in any order: jobs in the order of the queue, and what cannot be read beside them.
+    pub fn collect(rows: impl IntoIterator<Item = Result<Job, Unreadable>>) -> Self {
+        let mut claimed = Self::default();
+        for row in rows {
+            match row {
+                Ok(job) => claimed.jobs.push(job),
+                Err(unreadable) => claimed.unreadable.push(unreadable),
+            }
+        }
+        claimed.jobs.sort_by_key(|job| (job.priority, job.available_at, job.id()));
+        claimed
+    }
+}
+
 /// A row that this program cannot read: of a newer version, or broken.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unreadable {
@@ -522,7 +538,7 @@ impl Held {
 /// What a heartbeat did for one claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Beat {
-    /// The lease runs from now.
+    /// The lease runs at least as long as was asked for.
     Extended,
     /// The claim is not held any more; reading the job tells why.
     Lost,

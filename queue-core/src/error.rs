@@ -2,6 +2,7 @@
 
 use std::error::Error as StdError;
 use std::fmt;
+use std::sync::Arc;
 
 /// The result of a call on the store.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -64,22 +65,22 @@ impl fmt::Display for ErrorKind {
 /// assert_eq!(error.certainty(), Certainty::Unknown);
 /// assert_eq!(error.to_string(), "unavailable, outcome unknown: connection lost");
 /// ```
-#[derive(Debug)]
-pub struct Error(Box<Inner>);
+#[derive(Clone, Debug)]
+pub struct Error(Arc<Inner>);
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Inner {
     kind: ErrorKind,
     certainty: Certainty,
     message: String,
     index: Option<usize>,
-    source: Option<Box<dyn StdError + Send + Sync>>,
+    source: Option<Arc<dyn StdError + Send + Sync>>,
 }
 
 impl Error {
     /// An error of this kind; the message is lower case, without a final stop, and names no secret.
     pub fn new(kind: ErrorKind, certainty: Certainty, message: impl Into<String>) -> Self {
-        Self(Box::new(Inner { kind, certainty, message: message.into(), index: None, source: None }))
+        Self(Arc::new(Inner { kind, certainty, message: message.into(), index: None, source: None }))
     }
 
     /// An error of this kind, before anything was written.
@@ -95,14 +96,14 @@ impl Error {
     /// Names the item of a batch that the error is about.
     #[must_use]
     pub fn at_index(mut self, index: usize) -> Self {
-        self.0.index = Some(index);
+        Arc::make_mut(&mut self.0).index = Some(index);
         self
     }
 
-    /// Keeps the error underneath for the reader.
+    /// Keeps the error underneath: its text becomes the end of this one's.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
-        self.0.source = Some(source.into());
+        Arc::make_mut(&mut self.0).source = Some(source.into().into());
         self
     }
 
@@ -141,8 +142,9 @@ impl fmt::Display for Error {
 }
 
 impl StdError for Error {
+    /// What is below the error underneath, whose own text stands in this one's already.
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        self.0.source.as_deref().map(|source| source as _)
+        self.0.source.as_deref().and_then(StdError::source)
     }
 }
 
@@ -201,16 +203,13 @@ pub enum Invalid {
 }
 
 impl Invalid {
-    pub(crate) fn range(
-        what: &'static str,
-        value: impl fmt::Display,
-        min: impl fmt::Display,
-        max: impl fmt::Display,
-    ) -> Self {
+    /// A number outside its range.
+    pub fn range(what: &'static str, value: impl fmt::Display, min: impl fmt::Display, max: impl fmt::Display) -> Self {
         Self::OutOfRange { what, value: value.to_string(), min: min.to_string(), max: max.to_string() }
     }
 
-    pub(crate) fn malformed(what: &'static str, reason: impl fmt::Display) -> Self {
+    /// A text that is not what it should be.
+    pub fn malformed(what: &'static str, reason: impl fmt::Display) -> Self {
         Self::Malformed { what, reason: reason.to_string() }
     }
 }

@@ -7,6 +7,7 @@ use std::num::NonZeroU32;
 use serde::Deserialize;
 use serde::Serialize;
 
+use crate::Capabilities;
 use crate::Error;
 use crate::ErrorKind;
 use crate::Fingerprint;
@@ -121,9 +122,9 @@ impl NewJob {
         }
     }
 
-    /// Whether `stored` is this job, enqueued before: the same id and the same content. The due
+    /// Whether this is `stored`, enqueued again: the same id and the same content. The due
     /// time is not compared, since retries and snoozes move it.
-    pub fn is_repeated_by(&self, stored: &Job) -> bool {
+    pub fn repeats(&self, stored: &Job) -> bool {
         let Self { id, queue, kind, payload, priority, max_attempts, available: _, unique_key } = self;
         *id == stored.execution.id
             && *queue == stored.queue
@@ -169,12 +170,12 @@ impl NewJob {
 /// # Errors
 ///
 /// [`ErrorKind::TooLarge`] or [`ErrorKind::IdReused`], not applied.
-pub fn check_new_jobs(jobs: &[NewJob], max_payload: usize) -> Result<(), Error> {
+pub fn check_new_jobs(jobs: &[NewJob], capabilities: &Capabilities) -> Result<(), Error> {
     let mut first = HashMap::with_capacity(jobs.len());
     for (index, job) in jobs.iter().enumerate() {
-        check_size("payload", &job.payload, max_payload).map_err(|error| error.at_index(index))?;
+        check_size("payload", &job.payload, capabilities.max_payload).map_err(|error| error.at_index(index))?;
         if let Some(first) = first.insert(job.id, job)
-            && !job.is_repeated_by(&first.clone().into_job(Timestamp::MIN))
+            && !job.repeats(&first.clone().into_job(Timestamp::MIN))
         {
             return Err(id_reused(job.id).at_index(index));
         }
@@ -198,6 +199,7 @@ pub fn id_reused(id: JobId) -> Error {
 
 /// What became of a job that was enqueued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Enqueued {
     /// It is stored.
     New(JobId),
@@ -392,14 +394,15 @@ mod tests {
 
     #[test]
     fn a_batch_is_checked_as_a_whole_and_the_item_named() {
-        let error = check_new_jobs(&[job("1"), job("\"four\"")], 5).expect_err("too large");
+        let capabilities = Capabilities { max_payload: 5, ..Capabilities::default() };
+        let error = check_new_jobs(&[job("1"), job("\"four\"")], &capabilities).expect_err("too large");
         assert_eq!((error.kind(), error.index()), (ErrorKind::TooLarge, Some(1)));
 
         let first = job("1");
         let again = NewJob { available: When::After(crate::Delay::MAX), ..first.clone() };
-        check_new_jobs(&[first.clone(), again], 5).expect("the same job twice is harmless");
+        check_new_jobs(&[first.clone(), again], &capabilities).expect("the same job twice is harmless");
         let other = NewJob { payload: Json::null(), ..first.clone() };
-        let error = check_new_jobs(&[first, other], 5).expect_err("one id, two contents");
+        let error = check_new_jobs(&[first, other], &capabilities).expect_err("one id, two contents");
         assert_eq!((error.kind(), error.index()), (ErrorKind::IdReused, Some(1)));
     }
 }

@@ -44,6 +44,7 @@ pub type Rows = BTreeMap<JobId, MemoryRow>;
 
 /// A row of a [`MemoryBackend`], with what tests can do to it that the contract cannot.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct MemoryRow {
     /// The job.
     pub job: Job,
@@ -157,23 +158,20 @@ impl Backend for MemoryBackend {
     }
 
     async fn enqueue(&self, jobs: &[NewJob]) -> Result<Vec<Enqueued>> {
-        check_new_jobs(jobs, self.capabilities().max_payload)?;
+        check_new_jobs(jobs, &self.capabilities())?;
         let mut rows = self.lock();
         for (index, job) in jobs.iter().enumerate() {
-            if rows.get(&job.id).is_some_and(|row| !job.is_repeated_by(&row.job)) {
+            if rows.get(&job.id).is_some_and(|row| !job.repeats(&row.job)) {
                 return Err(id_reused(job.id).at_index(index));
             }
         }
         let now = self.now();
         let mut outcomes = Vec::with_capacity(jobs.len());
         for job in jobs {
-            let has_key = |row: &&MemoryRow| {
-                row.is_active() && row.job.unique_key == job.unique_key && row.job.queue == job.queue
-            };
-            let holder = job.unique_key.as_ref().and_then(|_| rows.values().find(has_key));
+            let holder = holder_of_key(&rows, job.id, &job.queue, job.unique_key.as_ref());
             outcomes.push(match (rows.get(&job.id), holder) {
                 (Some(_), _) => Enqueued::Existing(job.id),
-                (None, Some(holder)) => Enqueued::Duplicate { existing: holder.job.id() },
+                (None, Some(existing)) => Enqueued::Duplicate { existing },
                 (None, None) => {
                     rows.insert(job.id, job.clone().into_job(now).into());
                     Enqueued::New(job.id)
@@ -205,15 +203,11 @@ impl Backend for MemoryBackend {
             .collect();
         due.sort_by_key(|row| (row.job.priority, row.job.available_at, row.job.id()));
         let revision = Revision::random();
-        let mut claimed = Claimed::default();
-        for row in due.into_iter().take(request.limit().rows()) {
+        let claim = |row: &mut MemoryRow| {
             request.apply(&mut row.job.execution, revision, now);
-            match row.job() {
-                Ok(job) => claimed.jobs.push(job),
-                Err(unreadable) => claimed.unreadable.push(unreadable),
-            }
-        }
-        Ok(claimed)
+            row.job()
+        };
+        Ok(Claimed::collect(due.into_iter().take(request.limit().rows()).map(claim)))
     }
 
     async fn update_if_current(&self, id: JobId, current: &Fingerprint, patch: &Patch) -> Result<Update> {
@@ -279,13 +273,15 @@ impl Backend for MemoryBackend {
         }
         let mut rows = self.lock();
         let now = self.now();
-        let before = rows.clone();
+        let mut before = Vec::new();
         let mut answers = Vec::with_capacity(updates.len());
         for (index, update) in updates.iter().enumerate() {
+            before.extend(rows.get(&update.id).cloned());
             match update_row(&mut rows, update, now) {
                 Ok(answer) => answers.push(answer),
                 Err(error) => {
-                    *rows = before;
+                    // Latest first, so that the earliest of a row that stands there twice is what remains.
+                    rows.extend(before.into_iter().rev().map(|row| (row.job.id(), row)));
                     return Err(error.at_index(index));
                 }
             }
@@ -299,6 +295,15 @@ impl Backend for MemoryBackend {
         self.signal.wait().await;
         Ok(())
     }
+}
+
+/// Another active job of the queue that has this key.
+fn holder_of_key(rows: &Rows, id: JobId, queue: &Name, key: Option<&UniqueKey>) -> Option<JobId> {
+    let key = key?;
+    let has_key = |row: &&MemoryRow| {
+        row.is_active() && row.job.id() != id && row.job.unique_key.as_ref() == Some(key) && row.job.queue == *queue
+    };
+    rows.values().find(has_key).map(|row| row.job.id())
 }
 
 fn update_row(rows: &mut Rows, update: &UpdateRequest, now: Timestamp) -> Result<Update> {
@@ -320,15 +325,7 @@ fn update_row(rows: &mut Rows, update: &UpdateRequest, now: Timestamp) -> Result
     }
     let mut job = row.job.clone();
     update.patch.apply(&mut job, now);
-    let key_is_taken = job.unique_key.is_some()
-        && job.state().is_active()
-        && rows.values().any(|other| {
-            other.job.id() != job.id()
-                && other.is_active()
-                && other.job.unique_key == job.unique_key
-                && other.job.queue == job.queue
-        });
-    if key_is_taken {
+    if job.state().is_active() && holder_of_key(rows, job.id(), &job.queue, job.unique_key.as_ref()).is_some() {
         return Err(Error::invalid(format!("job {}: another active job has its unique key", update.id)));
     }
     let execution = job.execution.clone();

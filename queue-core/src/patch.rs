@@ -105,16 +105,7 @@ impl Patch {
     /// Changes a row that the store holds in memory, when its clock shows `now`. A backend on a
     /// database does the same inside its statement.
     pub fn apply(&self, job: &mut Job, now: Timestamp) {
-        let execution = &mut job.execution;
-        execution.revision = self.revision.unwrap_or(execution.revision);
-        execution.state = self.state;
-        execution.attempt = self.attempt;
-        if self.clear_claim {
-            execution.claimed_by = None;
-            execution.claimed_at = None;
-        }
-        self.attempted_at.apply(&mut execution.attempted_at, |()| now);
-        self.lease.apply(&mut execution.lease_expires_at, |lease| now.saturating_add_millis(lease.as_millis()));
+        self.apply_to_execution(&mut job.execution, now);
         self.finished_at.apply(&mut job.finished_at, |()| now);
         self.result.apply(&mut job.result, Json::clone);
         if let Some(when) = self.available {
@@ -128,5 +119,19 @@ impl Patch {
             let surplus = job.errors.len().saturating_sub(Failure::KEPT);
             job.errors.drain(..surplus);
         }
+    }
+
+    /// The part of [`apply`](Self::apply) that is about the lifecycle.
+    pub fn apply_to_execution(&self, execution: &mut Execution, now: Timestamp) {
+        execution.revision = self.revision.unwrap_or(execution.revision);
+        execution.state = self.state;
+        execution.attempt = self.attempt;
+        if self.clear_claim {
+            execution.claimed_by = None;
+            execution.claimed_at = None;
+        }
+        self.attempted_at.apply(&mut execution.attempted_at, |()| now);
+        let until = |lease: &Lease| now.saturating_add_millis(lease.as_millis());
+        self.lease.apply(&mut execution.lease_expires_at, until);
     }
 }

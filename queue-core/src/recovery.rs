@@ -18,8 +18,9 @@ use crate::WorkerId;
 
 /// What a sweep did.
 #[derive(Debug, Default)]
+#[non_exhaustive]
 pub struct Sweep {
-    /// Jobs that were put back, or failed for good because their attempts are used up.
+    /// Jobs that were put back (recovered, or released), or failed for good because their attempts are used up.
     pub recovered: Vec<Execution>,
     /// Jobs without a lease that got one.
     pub adopted: Vec<Execution>,

@@ -17,7 +17,7 @@ use crate::Invalid;
 ///      snooze, release, retry, recover; rerun from a final state
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(try_from = "String", into = "&'static str")]
 #[non_exhaustive]
 pub enum JobState {
     /// Not held by anyone; due when its time has come.
@@ -38,8 +38,8 @@ pub enum JobState {
 
 impl JobState {
     /// Every state, in the order of a job's life.
-    pub const ALL: [Self; 7] =
-        [Self::Waiting, Self::Claimed, Self::Running, Self::Suspended, Self::Completed, Self::Failed, Self::Canceled];
+    pub const ALL: &[Self] =
+        &[Self::Waiting, Self::Claimed, Self::Running, Self::Suspended, Self::Completed, Self::Failed, Self::Canceled];
 
     /// Whether a worker holds the job: claimed or running.
     pub fn is_held(self) -> bool {
@@ -81,8 +81,23 @@ impl FromStr for JobState {
 
     fn from_str(text: &str) -> Result<Self, Invalid> {
         Self::ALL
-            .into_iter()
+            .iter()
+            .copied()
             .find(|state| state.as_str() == text)
             .ok_or_else(|| Invalid::malformed("job state", format_args!("{text:?} is unknown to this version")))
+    }
+}
+
+impl TryFrom<String> for JobState {
+    type Error = Invalid;
+
+    fn try_from(text: String) -> Result<Self, Invalid> {
+        text.parse()
+    }
+}
+
+impl From<JobState> for &'static str {
+    fn from(state: JobState) -> Self {
+        state.as_str()
     }
 }

@@ -93,6 +93,7 @@ pub enum Transition {
 /// A move that the contract does not allow; nothing was written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("job {id}: {transition} leads to {to}, but not from {from} {}", if *.leased { "with a lease" } else { "without a lease" })]
+#[non_exhaustive]
 pub struct IllegalTransition {
     /// The job.
     pub id: JobId,

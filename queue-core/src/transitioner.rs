@@ -128,6 +128,7 @@ pub enum TransitionError {
 
 /// The two moments of a conflict.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Conflict {
     /// The move's name.
     pub transition: &'static str,
@@ -192,46 +193,77 @@ impl<'a, B: Backend + ?Sized> Transitioner<'a, B> {
     ///
     /// See [`TransitionError`].
     pub async fn submit(&self, decision: &mut Decision) -> Result<Settled, TransitionError> {
+        let answer = self.update(decision).await;
+        decision.judge(answer)
+    }
+
+    async fn update(&self, decision: &mut Decision) -> Result<Update, Error> {
         let UpdateRequest { id, current, patch } = &decision.request;
         // Stays so if this future is dropped.
         let before = std::mem::replace(&mut decision.may_have_applied, true);
         let answer = self.backend.update_if_current(*id, current, patch).await;
         decision.may_have_applied = before;
-        decision.judge(answer)
+        answer
     }
 
-    /// Submits many decisions in one call of the store, answered in order. If the call fails, each is submitted by itself, so
-    /// that one bad row does not keep the others back; unless the store cannot be reached.
+    /// Submits many decisions in one call of the store, answered in order.
+    ///
+    /// If the call fails because of one row, the batch is halved until that row is by itself, so that it does not keep the
+    /// others back. A store that cannot be reached, or is locked as a whole, is not asked again: all that is left gets that error.
     pub async fn submit_all(&self, decisions: &mut [Decision]) -> Vec<Result<Settled, TransitionError>> {
-        let requests: Vec<_> = decisions.iter().map(|decision| decision.request.clone()).collect();
+        let mut answers = Vec::with_capacity(decisions.len());
+        // Batches that are still to be submitted, the first one last.
+        let mut batches = vec![&mut *decisions];
+        let mut hopeless = None;
+        while let Some(batch) = batches.pop() {
+            let answer = match &hopeless {
+                Some(error) => Err(Error::clone(error)),
+                None => self.update_many(batch).await,
+            };
+            match answer {
+                Ok(updates) => {
+                    answers.extend(batch.iter_mut().zip(updates).map(|(decision, update)| decision.judge(Ok(update))));
+                }
+                Err(error) if batch.len() > 1 && hopeless.is_none() && !self.is_hopeless(&error) => {
+                    for decision in &mut *batch {
+                        decision.may_have_applied |= error.certainty() == Certainty::Unknown;
+                    }
+                    let (first, second) = batch.split_at_mut(batch.len() / 2);
+                    batches.extend([second, first]);
+                }
+                Err(error) => {
+                    answers.extend(batch.iter_mut().map(|decision| decision.judge(Err(error.clone()))));
+                    if self.is_hopeless(&error) {
+                        hopeless = Some(error);
+                    }
+                }
+            }
+        }
+        answers
+    }
+
+    async fn update_many(&self, batch: &mut [Decision]) -> Result<Vec<Update>, Error> {
+        if let [decision] = batch {
+            return Ok(vec![self.update(decision).await?]);
+        }
+        let requests: Vec<_> = batch.iter().map(|decision| decision.request.clone()).collect();
+        // Stays so if this future is dropped.
         let before: Vec<_> =
-            decisions.iter_mut().map(|decision| std::mem::replace(&mut decision.may_have_applied, true)).collect();
-        let answers = self.backend.update_many_if_current(&requests).await;
-        for (decision, before) in decisions.iter_mut().zip(before) {
+            batch.iter_mut().map(|decision| std::mem::replace(&mut decision.may_have_applied, true)).collect();
+        let answer = self.backend.update_many_if_current(&requests).await;
+        for (decision, before) in batch.iter_mut().zip(before) {
             decision.may_have_applied = before;
         }
-        let error = match answers {
-            Ok(answers) => {
-                return decisions
-                    .iter_mut()
-                    .zip(answers)
-                    .map(|(decision, answer)| decision.judge(Ok(answer)))
-                    .collect();
-            }
-            Err(error) => error,
-        };
-        let mut settled = Vec::with_capacity(decisions.len());
-        let mut reachable = error.kind() != ErrorKind::Unavailable;
-        for decision in decisions {
-            decision.may_have_applied |= error.certainty() == Certainty::Unknown;
-            let answer = match reachable {
-                true => self.submit(decision).await,
-                false => decision.judge(Err(Error::new(error.kind(), error.certainty(), error.to_string()))),
-            };
-            reachable &=
-                !matches!(&answer, Err(TransitionError::Backend(error)) if error.kind() == ErrorKind::Unavailable);
-            settled.push(answer);
+        answer
+    }
+
+    /// Whether the error is about the store and not about a row.
+    fn is_hopeless(&self, error: &Error) -> bool {
+        match error.kind() {
+            ErrorKind::Unavailable => true,
+            // Where rows are not locked one by one, every other row would wait as long.
+            ErrorKind::Transient => !self.backend.capabilities().skips_locked_rows,
+            _ => false,
         }
-        settled
     }
 }

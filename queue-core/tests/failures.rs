@@ -15,6 +15,8 @@ use tokio::sync::Barrier;
 struct Faulty {
     inner: MemoryBackend,
     faults: Mutex<Vec<Fault>>,
+    /// How many batches were sent.
+    calls: AtomicUsize,
 }
 
 /// Which call fails, whether it is made before it fails, and how.
@@ -22,7 +24,7 @@ type Fault = (&'static str, bool, ErrorKind, Certainty);
 
 impl Faulty {
     fn new(faults: &[Fault]) -> Self {
-        Self { inner: MemoryBackend::new(), faults: Mutex::new(faults.to_vec()) }
+        Self { inner: MemoryBackend::new(), faults: Mutex::new(faults.to_vec()), calls: AtomicUsize::new(0) }
     }
 
     async fn call<T>(&self, name: &str, call: impl Future<Output = Result<T>> + Send) -> Result<T> {
@@ -88,6 +90,7 @@ impl Backend for Faulty {
     }
 
     async fn update_many_if_current(&self, updates: &[UpdateRequest]) -> Result<Vec<Update>> {
+        self.calls.fetch_add(1, Ordering::SeqCst);
         self.call("update many", self.inner.update_many_if_current(updates)).await
     }
 }
@@ -212,15 +215,35 @@ async fn a_failed_batch_is_submitted_row_by_row() {
 
 /// A store that is gone is not asked once for every row.
 #[tokio::test]
-async fn an_unreachable_store_is_not_asked_row_by_row() {
-    let gone = ("update many", false, ErrorKind::Unavailable, Certainty::NotApplied);
-    let backend = Faulty::new(&[gone, ("update", false, ErrorKind::Permanent, Certainty::NotApplied)]);
-    let (_, rows) = running(&backend, 3).await;
+async fn an_unreachable_store_is_asked_once() {
+    let gone = |n| (0..n).map(|_| ("update many", false, ErrorKind::Unavailable, Certainty::NotApplied));
+    let backend = Faulty::new(&gone(2).collect::<Vec<_>>());
+    let (_, rows) = running(&backend, 8).await;
     let mut decisions: Vec<_> = rows.iter().map(|row| Decision::new(row, &COMPLETE).expect("legal")).collect();
     for settled in Transitioner::new(&backend).submit_all(&mut decisions).await {
         let Err(TransitionError::Backend(error)) = settled else { panic!("{settled:?}") };
         assert_eq!(error.kind(), ErrorKind::Unavailable);
+        assert_eq!(error.to_string(), "unavailable: update many was made to fail");
     }
+    assert_eq!(backend.faults.lock().expect("not poisoned").len(), 1, "the second failure was not met");
+}
+
+/// One bad row among many costs a call for every halving, not one for every row.
+#[tokio::test]
+async fn a_bad_row_is_found_by_halving() {
+    let backend = Faulty::new(&[]);
+    let (_, rows) = running(&backend, 256).await;
+    let bad = rows[100].id;
+    backend.inner.edit(|rows| rows.get_mut(&bad).expect("there").poisoned = true);
+    let mut decisions: Vec<_> = rows.iter().map(|row| Decision::new(row, &COMPLETE).expect("legal")).collect();
+    let answers = Transitioner::new(&backend).submit_all(&mut decisions).await;
+    for (row, answer) in rows.iter().zip(answers) {
+        match answer {
+            Ok(settled) => assert_eq!((settled.execution().id, row.id == bad), (row.id, false), "in order"),
+            Err(error) => assert_eq!(row.id, bad, "{error}"),
+        }
+    }
+    assert!(backend.calls.load(Ordering::SeqCst) <= 17, "{:?} calls", backend.calls);
 }
 
 /// S9, A18: never an empty success.
@@ -292,7 +315,6 @@ async fn a_lazy_backend_tries_a_failed_connection_again() {
     assert_eq!(tries.load(Ordering::SeqCst), 2);
 }
 
-/// The provided batch form is the loop: its first error ends it.
 #[tokio::test]
 async fn the_provided_wait_never_resolves() {
     let backend = Faulty::new(&[]);

@@ -70,7 +70,7 @@ fn table(transition: &str, from: JobState, attempt: u32, leased: bool) -> Option
 #[test]
 fn every_move_from_every_state_is_as_the_table_says() {
     for transition in moves() {
-        for from in JobState::ALL {
+        for &from in JobState::ALL {
             for (attempt, leased) in [(2, true), (2, false), (3, true), (3, false)] {
                 let seen = seen(from, attempt, leased);
                 let planned = transition.plan(&seen);
@@ -93,7 +93,7 @@ fn every_move_from_every_state_is_as_the_table_says() {
 #[test]
 fn a_move_writes_by_where_it_leads() {
     for transition in moves() {
-        for from in JobState::ALL {
+        for &from in JobState::ALL {
             for leased in [true, false] {
                 let seen = seen(from, 2, leased);
                 let Ok(patch) = transition.plan(&seen) else { continue };
@@ -123,7 +123,7 @@ fn a_move_writes_by_where_it_leads() {
 #[test]
 fn only_a_sweep_asks_for_the_lease() {
     for transition in moves() {
-        for from in JobState::ALL {
+        for &from in JobState::ALL {
             for leased in [true, false] {
                 let seen = seen(from, 2, leased);
                 let Ok(decision) = Decision::new(&seen, &transition) else { continue };

@@ -145,6 +145,8 @@ pub(crate) struct Real {
     pub(crate) shared: Arc<Shared>,
     /// What this handle alone keeps.
     pub(crate) kept: Kept,
+    /// A lock of this handle alone.
+    pub(crate) turn: tokio::sync::Mutex<()>,
 }
 
 /// Where another task may run in between: the gap of a fault that only a race shows.
@@ -201,6 +203,7 @@ impl BrokenStore {
             memory: self.memory.clone(),
             shared: Arc::clone(&self.shared),
             kept: Kept::default(),
+            turn: tokio::sync::Mutex::default(),
         })
     }
 }

@@ -19,7 +19,9 @@ pub struct Fault {
     pub what: &'static str,
     /// The cases that must catch it, every time; the one made for it first.
     pub caught_by: &'static [&'static str],
-    /// It is also put round the SQLite backend.
+    /// It is put round the reference.
+    pub reference: bool,
+    /// It is put round the SQLite backend.
     pub everywhere: bool,
     /// A case that does not end, or that panics, has caught it too.
     pub hangs: bool,
@@ -36,12 +38,18 @@ impl Fault {
         what: &'static str,
         caught_by: &'static [&'static str],
     ) -> Self {
-        Self { name, what, caught_by, everywhere: false, hangs: false, wrong }
+        Self { name, what, caught_by, reference: true, everywhere: false, hangs: false, wrong }
     }
 
     /// Needs nothing but the contract and the harness' hooks.
     pub(crate) const fn everywhere(mut self) -> Self {
         self.everywhere = true;
+        self
+    }
+
+    /// Makes no difference round the reference: it has no transactions, and no claim waits for a lock there.
+    pub(crate) const fn not_round_the_reference(mut self) -> Self {
+        (self.reference, self.everywhere) = (false, true);
         self
     }
 

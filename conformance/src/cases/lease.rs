@@ -72,12 +72,6 @@ async fn beat(handle: &Handle, row: &Execution, span: i64) -> Result<Beat, Faile
     Ok(beats[0])
 }
 
-async fn started(context: &Context) -> Result<(Handle, Job), Failed> {
-    let handle = context.connect().await?;
-    let job = running(&handle, &new_job(), &worker("a")).await?;
-    Ok((handle, job))
-}
-
 /// What the lease is now, in milliseconds after the claim.
 async fn lease_after_claim(handle: &Handle, id: JobId) -> Result<i64, Failed> {
     let row = read(handle, id).await?.execution;
@@ -327,7 +321,10 @@ async fn dropped_futures(context: Context) -> Outcome {
     let (handle, job) = started(&context).await?;
     for polls in 1..=20 {
         context.advance(10).await?;
+        let before = read(&handle, job.id()).await?.execution.lease_expires_at;
         drop_after(polls, handle.extend_leases(&[held(&job.execution)?], lease(MINUTE))).await;
+        let after = read(&handle, job.id()).await?.execution.lease_expires_at;
+        check!(after >= before, "dropped after {polls} polls: {after:?}, before {before:?}");
     }
     check_eq!(beat(&handle, &job.execution, 2 * MINUTE).await?, Beat::Extended, "the store works on");
     let other = context.connect().await?;

@@ -1,11 +1,13 @@
 //! The cases, by what they are about. Each group lists its own; this list is of groups only.
 
+mod batch;
 mod claim;
 mod data;
 mod enqueue;
 mod inspect;
 mod lease;
 mod model;
+mod orphan;
 mod purge;
 mod recover;
 mod settle;
@@ -20,12 +22,14 @@ use crate::case::Case;
 /// Every case of the suite.
 pub fn cases() -> Vec<Case> {
     let groups = [
+        batch::CASES,
         claim::CASES,
         data::CASES,
         enqueue::CASES,
         inspect::CASES,
         lease::CASES,
         model::CASES,
+        orphan::CASES,
         purge::CASES,
         recover::CASES,
         settle::CASES,

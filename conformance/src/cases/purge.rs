@@ -100,7 +100,7 @@ async fn only_ended_states(context: Context) -> Outcome {
     for _ in 0..4 {
         jobs.push(ended(&handle, JobState::Completed).await?);
     }
-    for (job, state) in jobs.iter_mut().zip(JobState::ALL.into_iter().filter(|state| state.is_active())) {
+    for (job, state) in jobs.iter_mut().zip(JobState::ALL.iter().copied().filter(|state| state.is_active())) {
         context.overwrite(&Execution { state, ..job.execution.clone() }).await?;
         *job = read(&handle, job.id()).await?;
     }

@@ -113,26 +113,6 @@ pub(super) const CASES: &[Case] = &[
         [OVERWRITE],
         "An older claim is refused even if the fence was set back by hand and counted up again."
     ),
-    case!(recover::orphans_are_released_after_the_grace, [C18 S10 B10], [CLOCK], "A claim that never reached its worker survives heartbeats within the grace, and is released after it with its attempt; what is held stays."),
-    case!(
-        recover::claimed_by_lists_its_own,
-        [C9],
-        [CLOCK],
-        "Only jobs that this very incarnation holds are listed, in pages by id."
-    ),
-    case!(
-        recover::claimed_by_reports_what_it_cannot_read,
-        [B9],
-        [DAMAGE],
-        "A held row that cannot be read hides none of the worker's others."
-    ),
-    case!(
-        recover::last_attempt_released,
-        [C15],
-        [],
-        "A release on the last attempt leaves attempt and errors as before the start, and the job can run again."
-    ),
-    case!(recover::release_touches_only_its_row, [C19 S21], [], "Giving one job back, at once or later, changes no other row."),
 ];
 
 /// A job that was reserved, or started.
@@ -144,10 +124,6 @@ async fn held(handle: &Handle, starts: bool) -> Result<Job, Failed> {
 
 async fn sweep(handle: &Handle) -> Result<Sweep, Failed> {
     Ok(recover_stale(handle, lease(MINUTE), limit(3)).await?)
-}
-
-fn ids<'a>(rows: impl IntoIterator<Item = &'a Execution>) -> Vec<JobId> {
-    rows.into_iter().map(|row| row.id).collect()
 }
 
 async fn stale_lists_expired_and_unset_leases(context: Context) -> Outcome {
@@ -182,6 +158,19 @@ async fn stale_at_the_very_millisecond(context: Context) -> Outcome {
     context.overwrite(&row).await?;
     check_eq!(ids(&handle.stale(None, limit(10)).await?.items), [row.id], "a lease that ends now has run out");
     apply(&handle, &row, &Transition::Recover).await?;
+    // Within a second too: whatever is listed can be recovered at once.
+    for _ in 0..3 {
+        let request = with_lease(&claim_for(&worker("old"), 1), 500);
+        let soon = claim_one(&handle, &request).await?;
+        let stale = loop {
+            match handle.stale(None, limit(10)).await?.items.pop() {
+                Some(row) => break row,
+                None => context.advance(100).await?,
+            }
+        };
+        check_eq!(stale, soon.execution, "the only one");
+        apply(&handle, &stale, &Transition::Recover).await?;
+    }
     Ok(())
 }
 
@@ -584,134 +573,4 @@ async fn fence_set_back(context: Context) -> Outcome {
         conflicts(&handle, &first, &transition).await?;
     }
     Ok(())
-}
-
-async fn orphans_are_released_after_the_grace(context: Context) -> Outcome {
-    const GRACE: i64 = 20_000;
-    let handle = context.connect().await?;
-    let me = worker("a");
-    handle.enqueue(&(0..4).map(|_| new_job()).collect::<Vec<_>>()).await?;
-    let jobs = handle.claim(&claim_for(&me, 4)).await?.jobs;
-    // The answer reached the worker for the first two only; the second one's result waits in a buffer, so it is held too.
-    let mine = [jobs[0].id(), jobs[1].id()];
-    let orphans = |handle: Handle, me: WorkerId| async move {
-        release_orphans(&handle, &me, millis(GRACE), limit(1), |id| mine.contains(&id)).await
-    };
-    context.advance(GRACE / 2).await?;
-    handle
-        .extend_leases(&jobs[..2].iter().filter_map(|job| Held::of(&job.execution)).collect::<Vec<_>>(), lease(MINUTE))
-        .await?;
-    let early = orphans(Arc::clone(&handle), me.clone()).await?;
-    check_eq!(early.recovered.len(), 0, "within the grace nothing is released");
-    context.advance(GRACE).await?;
-    let late = orphans(Arc::clone(&handle), me.clone()).await?;
-    let released: BTreeSet<_> = ids(&late.recovered).into_iter().collect();
-    check_eq!(released, [jobs[2].id(), jobs[3].id()].into(), "past the grace the orphans are released");
-    for job in &jobs[..2] {
-        let row = read(&handle, job.id()).await?.execution;
-        check_eq!((row.state, row.revision), (JobState::Running, job.execution.revision), "what is held stays");
-    }
-    let again = handle.claim(&claim_for(&worker("b"), 10)).await?.jobs;
-    check_eq!(
-        again.iter().map(|job| job.execution.attempt).collect::<Vec<_>>(),
-        [1, 1],
-        "with their attempts given back"
-    );
-    Ok(())
-}
-
-async fn claimed_by_lists_its_own(context: Context) -> Outcome {
-    let handle = context.connect().await?;
-    let (me, other) = (worker("a"), worker("a"));
-    let mut mine = Vec::new();
-    for index in 0..9 {
-        let job = running(&handle, &new_job(), if index % 3 == 2 { &other } else { &me }).await?;
-        match index % 3 {
-            2 => {}
-            1 if index > 3 => drop(apply(&handle, &job.execution, &complete()).await?),
-            _ => mine.push(job.execution),
-        }
-    }
-    enqueue(&handle, &new_job()).await?;
-    mine.push(claim_one(&handle, &claim_for(&me, 1).reserve()).await?.execution);
-    context.advance(5_000).await?;
-    running(&handle, &new_job(), &me).await?;
-    mine.sort_by_key(|row| row.id);
-    for rows_per_page in [1, 2, 100] {
-        let (mut found, mut after) = (Vec::new(), None);
-        loop {
-            let page = handle.claimed_by(&me, millis(4_000), after, limit(rows_per_page)).await?;
-            check!(
-                page.items.len() <= rows_per_page && found.len() <= mine.len(),
-                "paging by {rows_per_page} must end"
-            );
-            found.extend(page.items);
-            after = page.next;
-            if after.is_none() {
-                break;
-            }
-        }
-        check_eq!(found, mine, "held by this incarnation for 4 s, paged by {rows_per_page}");
-    }
-    Ok(())
-}
-
-async fn claimed_by_reports_what_it_cannot_read(context: Context) -> Outcome {
-    let handle = context.connect().await?;
-    let me = worker("a");
-    let broken = running(&handle, &new_job(), &me).await?;
-    let foreign = running(&handle, &new_job(), &me).await?;
-    let good = running(&handle, &new_job(), &me).await?;
-    context.store.damage(broken.id(), Damage::BrokenData).await?;
-    context.store.damage(foreign.id(), Damage::ForeignState).await?;
-    let page = handle.claimed_by(&me, Delay::ZERO, None, limit(10)).await?;
-    check_eq!(ids(&page.items), [broken.id(), good.id()], "what decisions are based on can be read");
-    Ok(())
-}
-
-async fn last_attempt_released(context: Context) -> Outcome {
-    let handle = context.connect().await?;
-    let new = NewJob { max_attempts: std::num::NonZeroU32::MIN, ..new_job() };
-    let job = running(&handle, &new, &worker("a")).await?;
-    check_eq!(job.execution.attempt, 1, "its only attempt");
-    let released = apply(&handle, &job.execution, &Transition::Release).await?;
-    check_eq!(
-        (released.state(), released.execution.attempt, released.errors.len()),
-        (JobState::Waiting, 0, 0),
-        "as before the start"
-    );
-    let again = claim_one(&handle, &claim_for(&worker("b"), 1)).await?;
-    check_eq!(again.execution.attempt, 1, "available at once");
-    Ok(())
-}
-
-async fn release_touches_only_its_row(context: Context) -> Outcome {
-    let handle = context.connect().await?;
-    let mut others = Vec::new();
-    for transition in [Transition::Release, snooze(5_000)] {
-        let job = running(&handle, &keyed("one"), &worker("a")).await?;
-        let beside = running(&handle, &new_job(), &worker("a")).await?;
-        let hidden = NewJob { available: When::After(millis(MINUTE)), ..keyed("two") };
-        let hidden = handle.enqueue(&[hidden, new_job()]).await?;
-        others.push(beside.id());
-        others.extend(hidden.iter().map(|outcome| outcome.id()));
-        let before = jobs_of(&handle, &others).await?;
-        let after = apply(&handle, &job.execution, &transition).await?;
-        check_eq!(after.execution.attempt, 0, "{} gives the attempt back", transition.name());
-        check_eq!(jobs_of(&handle, &others).await?, before, "{} changes no other row", transition.name());
-        apply(&handle, &after.execution, &cancel()).await?;
-        let left = handle.claim(&claim_for(&worker("b"), 10)).await?.jobs;
-        for job in left {
-            apply(&handle, &job.execution, &complete()).await?;
-        }
-    }
-    Ok(())
-}
-
-async fn jobs_of(handle: &Handle, ids: &[JobId]) -> Result<Vec<Job>, Failed> {
-    let mut jobs = Vec::new();
-    for id in ids {
-        jobs.push(read(handle, *id).await?);
-    }
-    Ok(jobs)
 }

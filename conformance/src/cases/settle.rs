@@ -66,6 +66,13 @@ pub(super) const CASES: &[Case] = &[
     ),
     case!(settle::start_is_fenced, [A3 S3 S16], [], "A reserved job that was released is not started by its old holder."),
     case!(settle::one_outcome_of_many, [S2 S4], [], "Of different outcomes offered for one execution at once exactly one is recorded."),
+    case!(
+        settle::last_attempt_released,
+        [C15],
+        [],
+        "A release on the last attempt leaves attempt and errors as before the start, and the job can run again."
+    ),
+    case!(settle::release_touches_only_its_row, [C19 S21], [], "Giving one job back, at once or later, changes no other row."),
 ];
 
 /// A fresh job, moved to a state.
@@ -103,7 +110,7 @@ async fn each_move_writes_its_patch(context: Context) -> Outcome {
         Transition::Replace { payload: json("[7]"), available: When::After(millis(MINUTE)) },
     ];
     let mut allowed = 0;
-    for state in JobState::ALL.into_iter().filter(|state| *state != JobState::Suspended) {
+    for state in JobState::ALL.iter().copied().filter(|state| *state != JobState::Suspended) {
         for transition in &moves {
             let before = job_in(&handle, state).await?;
             if let Ok(mut decision) = Decision::new(&before.execution, transition) {
@@ -149,6 +156,7 @@ fn same_but_for_now(before: &Job, after: &Job, patch: &Patch, transition: &str) 
 async fn retry_waits_for_its_delay(context: Context) -> Outcome {
     let handle = context.connect().await?;
     let job = job_in(&handle, JobState::Running).await?;
+    context.advance(MINUTE / 2).await?;
     let retry = Transition::Retry { error: "later".into(), available: When::After(millis(10 * MINUTE)) };
     let after = apply(&handle, &job.execution, &retry).await?;
     check_eq!(
@@ -358,4 +366,51 @@ async fn one_outcome_of_many(context: Context) -> Outcome {
         }
     }
     Ok(())
+}
+
+async fn last_attempt_released(context: Context) -> Outcome {
+    let handle = context.connect().await?;
+    let new = NewJob { max_attempts: std::num::NonZeroU32::MIN, ..new_job() };
+    let job = running(&handle, &new, &worker("a")).await?;
+    check_eq!(job.execution.attempt, 1, "its only attempt");
+    let released = apply(&handle, &job.execution, &Transition::Release).await?;
+    check_eq!(
+        (released.state(), released.execution.attempt, released.errors.len()),
+        (JobState::Waiting, 0, 0),
+        "as before the start"
+    );
+    let again = claim_one(&handle, &claim_for(&worker("b"), 1)).await?;
+    check_eq!(again.execution.attempt, 1, "available at once");
+    Ok(())
+}
+
+async fn release_touches_only_its_row(context: Context) -> Outcome {
+    let handle = context.connect().await?;
+    let mut others = Vec::new();
+    for transition in [Transition::Release, snooze(5_000)] {
+        let job = running(&handle, &keyed("one"), &worker("a")).await?;
+        let beside = running(&handle, &new_job(), &worker("a")).await?;
+        let hidden = NewJob { available: When::After(millis(MINUTE)), ..keyed("two") };
+        let hidden = handle.enqueue(&[hidden, new_job()]).await?;
+        others.push(beside.id());
+        others.extend(hidden.iter().map(|outcome| outcome.id()));
+        let before = jobs_of(&handle, &others).await?;
+        let after = apply(&handle, &job.execution, &transition).await?;
+        check_eq!(after.execution.attempt, 0, "{} gives the attempt back", transition.name());
+        check_eq!(jobs_of(&handle, &others).await?, before, "{} changes no other row", transition.name());
+        apply(&handle, &after.execution, &cancel()).await?;
+        let left = handle.claim(&claim_for(&worker("b"), 10)).await?.jobs;
+        for job in left {
+            apply(&handle, &job.execution, &complete()).await?;
+        }
+    }
+    Ok(())
+}
+
+async fn jobs_of(handle: &Handle, ids: &[JobId]) -> Result<Vec<Job>, Failed> {
+    let mut jobs = Vec::new();
+    for id in ids {
+        jobs.push(read(handle, *id).await?);
+    }
+    Ok(jobs)
 }

@@ -146,13 +146,13 @@ impl Backend for ToyBackend {
     }
 
     async fn enqueue(&self, jobs: &[NewJob]) -> Result<Vec<Enqueued>> {
-        check_new_jobs(jobs, self.capabilities().max_payload)?;
+        check_new_jobs(jobs, &self.capabilities())?;
         let (mut open, mut outcomes) = (self.open().await?, Vec::new());
         for (index, new) in jobs.iter().enumerate() {
             let row = Row::new(&new.clone().into_job(open.now))?;
             let stored = open.rows.get(&new.id).map(|row| row.job(new.id));
             outcomes.push(match (stored, open.holder_of_key(new.id, &row)) {
-                (Some(Ok(job)), _) if new.is_repeated_by(&job) => Enqueued::Existing(new.id),
+                (Some(Ok(job)), _) if new.repeats(&job) => Enqueued::Existing(new.id),
                 (Some(_), _) => return Err(id_reused(new.id).at_index(index)),
                 (None, Some(existing)) => Enqueued::Duplicate { existing },
                 (None, None) => {

@@ -14,45 +14,45 @@ pub(super) const FAULTS: &[Fault] = &[
         "batch::not_atomic",
         &NotAtomic,
         "A batch is declared atomic and is a loop.",
-        &["update::batch_with_a_bad_row_writes_nothing"],
+        &["batch::a_bad_row_writes_nothing"],
     )
     .everywhere(),
     Fault::new(
         "batch::answers_by_id",
         &AnswersById,
         "A batch answers in the order of its rows' ids.",
-        &["update::batch_judges_each_row", "update::batch_equals_the_single_form"],
+        &["batch::judges_each_row", "batch::equals_the_single_form"],
     ),
     Fault::new(
         "batch::one_conflict_refuses_all",
         &OneConflictRefusesAll,
         "One conflict in a batch refuses all of it.",
-        &["update::batch_judges_each_row"],
+        &["batch::judges_each_row"],
     ),
     Fault::new(
         "batch::judges_what_was_there_before",
         &JudgesWhatWasThereBefore,
         "A batch compares all its rows before it writes the first.",
-        &["update::batch_takes_one_row_twice"],
+        &["batch::takes_one_row_twice"],
     ),
     Fault::new(
         "batch::loses_the_failure",
         &LosesTheFailure,
         "A batch does not record failures, the single form does.",
-        &["update::batch_equals_the_single_form"],
+        &["batch::equals_the_single_form"],
     )
     .everywhere(),
     Fault::new(
         "batch::empty_is_an_error",
         &EmptyIsAnError,
         "An empty batch is a syntax error: `IN ()`.",
-        &["update::an_empty_batch_is_harmless"],
+        &["batch::an_empty_one_is_harmless"],
     ),
     Fault::new(
         "batch::swallows_a_bad_row",
         &SwallowsABadRow,
         "A batch answers a row that the store failed to write as missing.",
-        &["update::submit_all_spares_the_others"],
+        &["batch::a_bad_row_spares_the_others"],
     ),
 ];
 

@@ -24,7 +24,7 @@ pub(super) const FAULTS: &[Fault] = &[
         "claim::gives_up_after_losing",
         &GivesUpAfterLosing,
         "A claimer that lost the head row to another says that nothing is left.",
-        &["claim::contended_queue_drains"],
+        &["claim::each_of_many_finds_one", "claim::contended_queue_drains"],
     ),
     Fault::new(
         "claim::loser_gets_an_error",
@@ -63,6 +63,19 @@ pub(super) const FAULTS: &[Fault] = &[
         "A job that is due at this millisecond is not due yet.",
         &["claim::due_means_not_after_now", "claim::not_before_its_time"],
     ),
+    Fault::new(
+        "claim::due_in_seconds",
+        &Due(Plan { due: |job, now| job.available_at.unix_millis() / 1_000 <= now.unix_millis() / 1_000, ..RIGHT }),
+        "Due times are judged by the second.",
+        &["claim::not_before_its_time"],
+    ),
+    Fault::new(
+        "claim::first_kind_only",
+        &FirstKindOnly,
+        "Only the first of the kinds is asked for.",
+        &["claim::only_its_kinds"],
+    )
+    .everywhere(),
     Fault::new(
         "claim::ignores_the_queue",
         &Due(Plan { queue: |_, _| true, ..RIGHT }),
@@ -299,6 +312,17 @@ impl Wrong for LoserGetsAnError {
             return Err(Error::not_applied(ErrorKind::Transient, "deadlock found when trying to get lock"));
         }
         real.handle.claim(request).await
+    }
+}
+
+struct FirstKindOnly;
+
+#[async_trait]
+impl Wrong for FirstKindOnly {
+    async fn claim(&self, real: &Real, request: &ClaimRequest) -> Result<Claimed> {
+        let (queue, kind, worker) = (request.queue().clone(), request.kinds()[0].clone(), request.worker().clone());
+        let changed = ClaimRequest::new(queue, [kind], worker, request.lease(), request.limit())?;
+        real.handle.claim(&if request.starts() { changed } else { changed.reserve() }).await
     }
 }
 

@@ -40,7 +40,7 @@ pub(super) const FAULTS: &[Fault] = &[
         "compare::ignores_a_field/revision",
         &Ignores(Field::Revision),
         "State, attempt and holder are taken for an identity; the revision is not compared.",
-        &["update::every_field_is_compared", "recover::same_worker_is_refused_too"],
+        FIELDS,
     )
     .everywhere(),
     Fault::new(
@@ -92,10 +92,10 @@ pub(super) const FAULTS: &[Fault] = &[
         &["update::race_has_one_winner"],
     ),
     Fault::new(
-        "compare::own_cache",
-        &OwnCache,
-        "Each handle reads from a cache, which only its own calls renew.",
-        &["update::two_handles_see_one_row"],
+        "compare::state_and_holder_alone",
+        &StateAndHolderAlone,
+        "A running job of the same worker is taken for the one that was seen.",
+        &["recover::same_worker_is_refused_too", "update::every_field_is_compared"],
     )
     .everywhere(),
 ];
@@ -150,6 +150,21 @@ impl Wrong for IgnoresEverything {
             answers.push(real.force(update.id, &update.patch).await?);
         }
         Ok(answers)
+    }
+}
+
+struct StateAndHolderAlone;
+
+#[async_trait]
+impl Wrong for StateAndHolderAlone {
+    async fn ask(&self, real: &Real, update: &mut UpdateRequest) -> Result<()> {
+        let seen = &mut update.current;
+        if let Some(there) = real.row(update.id).await
+            && (there.state, &there.claimed_by) == (seen.state, &seen.claimed_by)
+        {
+            *seen = Fingerprint { lease: seen.lease, ..there.fingerprint() };
+        }
+        Ok(())
     }
 }
 
@@ -226,43 +241,6 @@ impl Wrong for LoserGetsAnError {
             }
             answer => answer,
         }
-    }
-}
-
-struct OwnCache;
-
-#[async_trait]
-impl Wrong for OwnCache {
-    async fn get(&self, real: &Real, id: JobId) -> Result<Option<Job>> {
-        if let Some(job) = real.kept.jobs().get(&id) {
-            return Ok(Some(job.clone()));
-        }
-        let job = real.handle.get(id).await?;
-        real.kept.keep(&job);
-        Ok(job)
-    }
-
-    async fn claim(&self, real: &Real, request: &ClaimRequest) -> Result<Claimed> {
-        let claimed = real.handle.claim(request).await?;
-        real.kept.keep(&claimed.jobs);
-        Ok(claimed)
-    }
-
-    async fn answer(&self, real: &Real, asked: &UpdateRequest, answer: Result<Update>) -> Result<Update> {
-        if let Ok(Update::Applied(_) | Update::Missing) = answer {
-            real.kept.jobs().remove(&asked.id);
-        }
-        answer
-    }
-
-    async fn extend_leases(&self, real: &Real, held: &[Held], lease: Lease) -> Result<Vec<Beat>> {
-        real.kept.jobs().clear();
-        real.handle.extend_leases(held, lease).await
-    }
-
-    async fn purge(&self, real: &Real, state: JobState, older_than: Delay, limit: Limit) -> Result<u64> {
-        real.kept.jobs().clear();
-        real.handle.purge(state, older_than, limit).await
     }
 }
 

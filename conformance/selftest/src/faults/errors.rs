@@ -8,19 +8,27 @@ use crate::broken::Real;
 use crate::fault::Wrong;
 
 pub(super) const FAULTS: &[Fault] = &[
-    Fault::new("errors::never_certain", &Says(|error| Error::new(error.kind(), Certainty::Unknown, error.to_string())), "Every error leaves open whether something was written.", &[
-        "update::too_large_then_smaller",
-        "update::a_failing_row_is_an_error",
-    ])
+    Fault::new(
+        "errors::never_certain",
+        &Says(|error| Error::new(error.kind(), Certainty::Unknown, error.to_string())),
+        "Every error leaves open whether something was written.",
+        &["update::too_large_then_smaller", "update::a_failing_row_is_an_error"],
+    )
     .everywhere(),
-    Fault::new("errors::one_kind", &Says(|error| Error::new(ErrorKind::Permanent, error.certainty(), error.to_string())), "Every error is a permanent one.", &[
-        "enqueue::other_content_is_refused",
-        "enqueue::payload_cap",
-        "unique::rerun_into_a_taken_key",
-    ])
+    Fault::new(
+        "errors::one_kind",
+        &Says(|error| Error::new(ErrorKind::Permanent, error.certainty(), error.to_string())),
+        "Every error is a permanent one.",
+        &["enqueue::other_content_is_refused", "enqueue::payload_cap", "unique::rerun_into_a_taken_key"],
+    )
     .everywhere(),
-    Fault::new("errors::unreadable_is_gone", &UnreadableIsGone, "Reading a row that cannot be read finds nothing.", &["update::unreadable_is_not_a_conflict"])
-        .everywhere(),
+    Fault::new(
+        "errors::unreadable_is_gone",
+        &UnreadableIsGone,
+        "Reading a row that cannot be read finds nothing.",
+        &["update::unreadable_is_not_a_conflict"],
+    )
+    .everywhere(),
 ];
 
 struct Says(fn(Error) -> Error);

@@ -9,14 +9,20 @@ use crate::broken::gap;
 use crate::fault::Wrong;
 
 pub(super) const FAULTS: &[Fault] = &[
-    Fault::new("handles::update_locks_its_own", &UpdateLocksItsOwn, "SELECT, then UPDATE, under a mutex of the handle: atomic within one process.", &[
-        "update::race_has_one_winner",
-        "update::chain_has_no_fork",
-        "settle::one_outcome_of_many",
-    ])
+    Fault::new(
+        "handles::update_locks_its_own",
+        &UpdateLocksItsOwn,
+        "SELECT, then UPDATE, under a mutex of the handle: atomic within one process.",
+        &["update::race_has_one_winner", "update::chain_has_no_fork", "settle::one_outcome_of_many"],
+    )
     .everywhere(),
-    Fault::new("handles::own_cache", &OwnCache, "Each handle reads from a cache, which only its own calls renew.", &["update::two_handles_see_one_row"])
-        .everywhere(),
+    Fault::new(
+        "handles::own_cache",
+        &OwnCache,
+        "Each handle reads from a cache, which only its own calls renew.",
+        &["update::two_handles_see_one_row"],
+    )
+    .everywhere(),
 ];
 
 struct UpdateLocksItsOwn;
@@ -34,3 +40,39 @@ impl Wrong for UpdateLocksItsOwn {
     }
 }
 
+struct OwnCache;
+
+#[async_trait]
+impl Wrong for OwnCache {
+    async fn get(&self, real: &Real, id: JobId) -> Result<Option<Job>> {
+        if let Some(job) = real.kept.jobs().get(&id) {
+            return Ok(Some(job.clone()));
+        }
+        let job = real.handle.get(id).await?;
+        real.kept.keep(&job);
+        Ok(job)
+    }
+
+    async fn claim(&self, real: &Real, request: &ClaimRequest) -> Result<Claimed> {
+        let claimed = real.handle.claim(request).await?;
+        real.kept.keep(&claimed.jobs);
+        Ok(claimed)
+    }
+
+    async fn answer(&self, real: &Real, asked: &UpdateRequest, answer: Result<Update>) -> Result<Update> {
+        if let Ok(Update::Applied(_) | Update::Missing) = answer {
+            real.kept.jobs().remove(&asked.id);
+        }
+        answer
+    }
+
+    async fn extend_leases(&self, real: &Real, held: &[Held], lease: Lease) -> Result<Vec<Beat>> {
+        real.kept.jobs().clear();
+        real.handle.extend_leases(held, lease).await
+    }
+
+    async fn purge(&self, real: &Real, state: JobState, older_than: Delay, limit: Limit) -> Result<u64> {
+        real.kept.jobs().clear();
+        real.handle.purge(state, older_than, limit).await
+    }
+}

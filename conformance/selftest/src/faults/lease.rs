@@ -148,6 +148,12 @@ pub(super) const FAULTS: &[Fault] = &[
         &["lease::lost_when_missing"],
     ),
     Fault::new(
+        "lease::renews_all_of_the_worker",
+        &RenewsAllOfTheWorker,
+        "`UPDATE .. WHERE claimed_by = ?`: a heartbeat for one claim renews all of its worker.",
+        &["lease::lost_to_a_newer_claim_of_the_same_worker"],
+    ),
+    Fault::new(
         "lease::first_hundred",
         &FirstHundred,
         "Only the first hundred claims of a call are renewed; the others are said to be.",
@@ -246,6 +252,22 @@ impl Wrong for AnswersWhatItFound {
         let mut beats = real.handle.extend_leases(held, lease).await?;
         beats.retain(|beat| *beat != Beat::Lost);
         Ok(beats)
+    }
+}
+
+struct RenewsAllOfTheWorker;
+
+#[async_trait]
+impl Wrong for RenewsAllOfTheWorker {
+    async fn extend_leases(&self, real: &Real, held: &[Held], lease: Lease) -> Result<Vec<Beat>> {
+        let ours = |other: &Held| held.iter().any(|held| held.worker == other.worker);
+        let all: Vec<_> = real
+            .memory()
+            .edit(|rows| rows.values().filter_map(|row| Held::of(&row.job.execution)).filter(ours).collect());
+        if !held.is_empty() {
+            real.handle.extend_leases(&all, lease).await?;
+        }
+        real.handle.extend_leases(held, lease).await
     }
 }
 

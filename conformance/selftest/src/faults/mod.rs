@@ -5,6 +5,8 @@ mod claim;
 mod compare;
 mod data;
 mod enqueue;
+mod errors;
+mod handles;
 mod inspect;
 mod lease;
 mod recover;
@@ -21,6 +23,8 @@ use crate::Fault;
 pub fn faults() -> Vec<Fault> {
     [
         compare::FAULTS,
+        handles::FAULTS,
+        errors::FAULTS,
         update::FAULTS,
         batch::FAULTS,
         claim::FAULTS,

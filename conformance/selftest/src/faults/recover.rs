@@ -116,7 +116,7 @@ pub(super) const FAULTS: &[Fault] = &[
         "recover::unreadable_fails_the_list",
         &UnreadableFailsTheList,
         "One row of a newer version fails the lists.",
-        &["recover::unreadable_row", "recover::claimed_by_reports_what_it_cannot_read"],
+        &["recover::unreadable_row", "orphan::claimed_by_reports_what_it_cannot_read"],
     ),
     Fault::new(
         "recover::leaves_broken_data",
@@ -129,33 +129,54 @@ pub(super) const FAULTS: &[Fault] = &[
         "recover::orphans_without_grace",
         &Orphans { grace: false, worker: true, after: true },
         "The grace is not asked for: a claim on its way is an orphan.",
-        &["recover::orphans_are_released_after_the_grace"],
+        &["orphan::released_after_the_grace"],
     )
     .everywhere(),
     Fault::new(
         "recover::orphans_of_all",
         &Orphans { grace: true, worker: false, after: true },
         "All held jobs are listed, whoever holds them.",
-        &["recover::claimed_by_lists_its_own"],
+        &["orphan::claimed_by_lists_its_own"],
     ),
     Fault::new(
         "recover::orphans_from_the_start",
         &Orphans { grace: true, worker: true, after: false },
         "The cursor of the list of claims is not looked at.",
-        &["recover::claimed_by_lists_its_own"],
+        &["orphan::claimed_by_lists_its_own"],
     )
     .hangs(),
+    Fault::new(
+        "recover::claims_of_ended_jobs",
+        &ClaimsOf(|row, latest| row.claimed_at.is_some_and(|at| at <= latest)),
+        "Jobs that the worker held when they ended are listed as held.",
+        &["orphan::claimed_by_lists_its_own"],
+    ),
+    Fault::new(
+        "recover::grace_is_strict",
+        &ClaimsOf(|row, latest| row.state.is_held() && row.claimed_at.is_some_and(|at| at < latest)),
+        "A claim that is exactly as old as asked for is not listed.",
+        &["orphan::claimed_by_reports_what_it_cannot_read"],
+    ),
+    Fault::new(
+        "recover::expiry_in_seconds",
+        &Stale(|row, now| {
+            row.state.is_held()
+                && row.lease_expires_at.is_none_or(|at| at.unix_millis() / 1_000 <= now.unix_millis() / 1_000)
+        }),
+        "Leases are judged by the second.",
+        &["recover::stale_at_the_very_millisecond"],
+    ),
     Fault::new(
         "recover::worker_by_name",
         &WorkerByName,
         "A worker is known by its name, without its incarnation.",
-        &["recover::claimed_by_lists_its_own"],
+        &["orphan::claimed_by_lists_its_own"],
     ),
     Fault::new(
         "recover::release_touches_all",
         &ReleaseTouchesAll,
         "A job that is given back moves the due time of all jobs of its queue.",
-        &["recover::release_touches_only_its_row"],
+        &["settle::release_touches_only_its_row"],
     ),
     Fault::new(
         "recover::fence_is_the_identity",
@@ -167,7 +188,7 @@ pub(super) const FAULTS: &[Fault] = &[
         "recover::release_keeps_the_attempt",
         &ReleaseKeepsTheAttempt,
         "A job that is given back has used up its attempt.",
-        &["recover::last_attempt_released"],
+        &["settle::last_attempt_released"],
     ),
     Fault::new(
         "recover::no_cap_on_attempts",
@@ -434,6 +455,36 @@ impl Wrong for Orphans {
         });
         items.truncate(limit.rows());
         Ok(Page { next: items.last().map(|row| row.id), items, unreadable: Vec::new() })
+    }
+}
+
+/// Lists other rows of a worker, given the latest time of their claim.
+struct ClaimsOf(fn(&Execution, Timestamp) -> bool);
+
+#[async_trait]
+impl Wrong for ClaimsOf {
+    async fn claimed_by(
+        &self,
+        real: &Real,
+        worker: &WorkerId,
+        older_than: Delay,
+        after: Option<JobId>,
+        limit: Limit,
+    ) -> Result<Page<Execution, JobId>> {
+        let latest = real.memory().now().saturating_add_millis(-older_than.as_millis());
+        let mut items: Vec<_> = real.memory().edit(|rows| {
+            let known = rows.values().filter(|row| !row.foreign_state).map(|row| row.job.execution.clone());
+            known
+                .filter(|row| {
+                    row.claimed_by.as_ref() == Some(worker)
+                        && (self.0)(row, latest)
+                        && after.is_none_or(|after| row.id > after)
+                })
+                .collect()
+        });
+        let more = items.len() > limit.rows();
+        items.truncate(limit.rows());
+        Ok(Page { next: items.last().filter(|_| more).map(|row| row.id), items, unreadable: Vec::new() })
     }
 }
 

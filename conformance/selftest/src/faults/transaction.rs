@@ -25,14 +25,14 @@ pub(super) const FAULTS: &[Fault] = &[
             "transaction::a_conflict_is_reported",
         ],
     )
-    .everywhere(),
+    .not_round_the_reference(),
     Fault::new(
         "transaction::outlives_its_drop",
         &Begins(Mode::OutlivesItsDrop),
         "A transaction that is dropped stays open, with its locks.",
         &["transaction::dropped_transactions", "transaction::dropped_futures"],
     )
-    .everywhere()
+    .not_round_the_reference()
     .hangs(),
     Fault::new(
         "transaction::duplicate_is_an_error",
@@ -40,35 +40,42 @@ pub(super) const FAULTS: &[Fault] = &[
         "A duplicate in a transaction is the violated index's error.",
         &["transaction::a_duplicate_leaves_it_usable"],
     )
-    .everywhere(),
+    .not_round_the_reference(),
     Fault::new(
         "transaction::reads_elsewhere",
         &Begins(Mode::ReadsElsewhere),
         "An update in a transaction looks at the row over another connection first.",
         &["transaction::sees_its_own_writes"],
     )
-    .everywhere(),
+    .not_round_the_reference(),
     Fault::new(
         "transaction::names_no_item",
         &Begins(Mode::NamesNoItem),
         "A refused enqueue in a transaction does not say which item it is about.",
         &["transaction::a_refused_call_leaves_nothing"],
     )
-    .everywhere(),
+    .not_round_the_reference(),
     Fault::new(
         "transaction::conflict_is_an_error",
         &Begins(Mode::ConflictIsAnError),
         "A conflict in a transaction is an error without the row.",
         &["transaction::a_conflict_is_reported"],
     )
-    .everywhere(),
+    .not_round_the_reference(),
+    Fault::new(
+        "transaction::compares_nothing",
+        &Begins(Mode::ComparesNothing),
+        "An update in a transaction writes whatever is there.",
+        &["transaction::a_conflict_is_reported"],
+    )
+    .not_round_the_reference(),
     Fault::new(
         "transaction::open_keys_are_taken",
         &Begins(Mode::OpenKeysAreTaken),
         "Who wants a key that an open transaction took is told at once that it is taken.",
         &["transaction::its_end_decides_who_has_the_key"],
     )
-    .everywhere(),
+    .not_round_the_reference(),
 ];
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -79,6 +86,7 @@ enum Mode {
     ReadsElsewhere,
     NamesNoItem,
     ConflictIsAnError,
+    ComparesNothing,
     OpenKeysAreTaken,
 }
 
@@ -165,7 +173,13 @@ impl CallerTransaction for Broken {
         {
             return Ok(Update::Conflict(there));
         }
-        let answer = self.inner()?.update(id, current, patch).await?;
+        let mut current = current.clone();
+        if self.mode == Mode::ComparesNothing
+            && let Some(there) = self.real.row(id).await
+        {
+            current = there.fingerprint();
+        }
+        let answer = self.inner()?.update(id, &current, patch).await?;
         self.called().await?;
         match answer {
             Update::Conflict(_) if self.mode == Mode::ConflictIsAnError => {

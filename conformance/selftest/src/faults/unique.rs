@@ -142,11 +142,11 @@ const RIGHT: Keys = Keys {
 #[async_trait]
 impl Wrong for Keys {
     async fn enqueue(&self, real: &Real, jobs: &[NewJob]) -> Result<Vec<Enqueued>> {
-        check_new_jobs(jobs, real.handle.capabilities().max_payload)?;
+        check_new_jobs(jobs, &real.handle.capabilities())?;
         let now = real.memory().now();
         let answers = real.memory().edit(|rows| {
             for (index, job) in jobs.iter().enumerate() {
-                if rows.get(&job.id).is_some_and(|row| !job.is_repeated_by(&row.job)) {
+                if rows.get(&job.id).is_some_and(|row| !job.repeats(&row.job)) {
                     return Err(id_reused(job.id).at_index(index));
                 }
             }

@@ -49,7 +49,7 @@ pub(super) const FAULTS: &[Fault] = &[
     .everywhere(),
     Fault::new("update::answers_the_row_before", &AnswersTheRowBefore, "The answer is the row as it was before the update.", &[
         "update::matching_applies",
-        "update::batch_judges_each_row",
+        "batch::judges_each_row",
     ]),
     Fault::new("update::saves_the_whole_row", &SavesTheWholeRow, "The whole job is saved as the handle knows it, its payload too.", &[
         "update::a_payload_edit_survives_a_settle",
@@ -66,7 +66,7 @@ pub(super) const FAULTS: &[Fault] = &[
     ]),
     Fault::new("update::error_is_a_conflict", &ErrorIsAConflict, "A store that fails to write is reported as a conflict.", &[
         "update::a_failing_row_is_an_error",
-        "update::submit_all_spares_the_others",
+        "batch::a_bad_row_spares_the_others",
         "recover::one_failing_row",
     ])
     .everywhere(),
@@ -83,6 +83,14 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault::new("update::leaves_its_lock", &LeavesItsLock, "A lock is left behind when the future is dropped.", &[
         "update::dropped_futures_leave_a_whole_row",
     ]),
+    Fault::new("update::renews_every_revision", &RenewsEveryRevision, "Every update makes a new revision, also one that should keep it.", &[
+        "update::the_revision_is_the_patchs",
+        "recover::adoption_keeps_the_holder",
+    ])
+    .everywhere(),
+    Fault::new("update::delay_from_the_claim", &DelayFromTheClaim, "A delay counts from the claim, not from the update.", &["settle::retry_waits_for_its_delay"]),
+    Fault::new("update::failure_of_nobody", &FailureOfNobody, "A failure is recorded without its worker and fence.", &["data::the_newest_failures_are_kept"])
+        .everywhere(),
     Fault::new("update::callers_clock", &CallersClock, "Times are bound by the caller, from its own clock.", &["update::times_are_the_stores"]),
 ];
 
@@ -340,6 +348,40 @@ impl Wrong for LeavesItsLock {
         let answer = real.update(update).await;
         locked.store(false, Ordering::SeqCst);
         answer
+    }
+}
+
+struct RenewsEveryRevision;
+
+#[async_trait]
+impl Wrong for RenewsEveryRevision {
+    async fn ask(&self, _: &Real, update: &mut UpdateRequest) -> Result<()> {
+        update.patch.revision.get_or_insert_with(Revision::random);
+        Ok(())
+    }
+}
+
+struct DelayFromTheClaim;
+
+#[async_trait]
+impl Wrong for DelayFromTheClaim {
+    async fn ask(&self, _: &Real, update: &mut UpdateRequest) -> Result<()> {
+        if let (Some(When::After(delay)), Some(at)) = (update.patch.available, update.current.claimed_at) {
+            update.patch.available = Some(When::At(at.saturating_add_millis(delay.as_millis())));
+        }
+        Ok(())
+    }
+}
+
+struct FailureOfNobody;
+
+#[async_trait]
+impl Wrong for FailureOfNobody {
+    async fn ask(&self, _: &Real, update: &mut UpdateRequest) -> Result<()> {
+        if let Some(failure) = &mut update.patch.failure {
+            (failure.worker, failure.fence) = (None, 0);
+        }
+        Ok(())
     }
 }
 

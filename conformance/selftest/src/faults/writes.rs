@@ -1,6 +1,7 @@
 //! What a claim writes into the rows that it takes.
 
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use async_trait::async_trait;
 use queue_core::*;
@@ -83,7 +84,8 @@ pub(super) const FAULTS: &[Fault] = &[
         &LeaseFromBeforeTheWait { all: true },
         "All times of a claim are those of the transaction's start, before it waited for its turn.",
         &["claim::lease_starts_when_the_claim_happens"],
-    ),
+    )
+    .not_round_the_reference(),
     Fault::new(
         "writes::resets_the_row",
         &ResetsTheRow,
@@ -169,11 +171,12 @@ struct LeaseFromBeforeTheWait {
 #[async_trait]
 impl Wrong for LeaseFromBeforeTheWait {
     async fn claim(&self, real: &Real, request: &ClaimRequest) -> Result<Claimed> {
-        let before = real.advanced();
+        let (before, since) = (real.advanced(), Instant::now());
         while real.shared.holds.load(Ordering::SeqCst) > 0 {
             gap().await;
         }
-        let waited = real.advanced() - before;
+        let elapsed = i64::try_from(since.elapsed().as_millis()).unwrap_or(i64::MAX);
+        let waited = real.advanced() - before + elapsed;
         let mut claimed = real.handle.claim(request).await?;
         for job in &mut claimed.jobs {
             let row = &mut job.execution;
