@@ -31,11 +31,12 @@ cargo test --no-fail-fast "$@" 2>&1 | tee "$log" || status=$?
 echo
 echo "what ran ($((SECONDS - started)) s, $(rustc --version)):"
 # The suites name the store and the number of cases themselves.
-grep -aE '^[a-z-]+: .|^  suite [0-9]|^matrix: ' "$log" | sed 's/^/  /' || true
+grep -aE '^(conformance|matrix) ' "$log" | sed 's/^/  /' || true
 grep -aE '^test result: ' "$log" | awk '
   { for (i = 1; i < NF; i++) { if ($(i+1) ~ /^passed/) p += $i; if ($(i+1) ~ /^failed/) f += $i; if ($(i+1) ~ /^ignored/) g += $i } }
   END { printf "  %d passed, %d failed, %d ignored (each with its reason above)\n", p, f, g }'
 if [ "$status" -ne 0 ]; then
-  echo "  FAILED: see above"
+  echo "  FAILED:"
+  grep -aE '^test .*FAILED$|^error: ' "$log" | sed 's/^/    /' || true
 fi
 exit "$status"

@@ -91,6 +91,8 @@
 //! | `worker.aborted` | warn | handlers did not end within the grace |
 //! | `worker.claim_failed`, `worker.wait_failed` | warn | the store could not be asked for work; polling goes on |
 //! | `worker.unreadable` | warn | a claimed row cannot be read: a failed attempt |
+//! | `worker.attempt_failed` | warn | an attempt failed; the job is tried again |
+//! | `worker.job_failed` | error | a job failed for good |
 //! | `worker.panic` | warn | a handler panicked: a failed attempt |
 //! | `worker.conflict` | debug | an outcome came too late and was refused |
 //! | `worker.unrecorded` | error | an outcome could not be recorded in time; the job will run again |

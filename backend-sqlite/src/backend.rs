@@ -66,7 +66,8 @@ impl SqliteBackend {
     /// Works in the application's own pool, with every default.
     ///
     /// The pool's settings stay the application's: its journal mode, its `synchronous`, and its `busy_timeout`, which is
-    /// then also how long a claim waits. A database in memory needs a pool of one connection that is never closed.
+    /// then also how long a claim waits. A database in memory needs a pool of one connection that is never closed. A
+    /// transaction that was begun in plain SQL and left open on one of its connections takes in what runs there next.
     ///
     /// # Errors
     ///
@@ -95,7 +96,10 @@ impl SqliteBackend {
         let sql = Sql::new(&prefix);
         let signal = WorkSignal::default();
         let handle = Handle { writer, readers, patience, sql, prefix, max_payload, clock, signal };
-        setup::admitted(&mut *handle.reader("connect").await?, &handle.sql).await?;
+        let mut connection = handle.reader("connect").await?;
+        setup::refuse_other_encodings(&mut connection).await?;
+        setup::admitted(&mut connection, &handle.sql).await?;
+        drop(connection);
         Ok(Self(Arc::new(handle)))
     }
 
@@ -104,7 +108,8 @@ impl SqliteBackend {
         self.0.sql.all()
     }
 
-    /// Closes the connections, when calls in flight have ended. A handle that is dropped closes them in the background.
+    /// Closes the pool, also an application's, when calls in flight have ended. A handle that is dropped closes its own
+    /// connections in the background.
     pub async fn close(&self) {
         self.0.readers.close().await;
         self.0.writer.close().await;
@@ -310,9 +315,13 @@ impl Inspect for SqliteBackend {
         // Several states of newer versions are one `None`.
         let mut counts = BTreeMap::new();
         for row in &rows {
-            let counted = row::count(row);
-            let Count { queue, state, jobs } =
-                counted.map_err(|reason| Error::not_applied(ErrorKind::Schema, format!("counts: {reason}")))?;
+            let Count { queue, state, jobs } = match row::count(row) {
+                Ok(count) => count,
+                Err(reason) => {
+                    tracing::warn!(%reason, "jobs of a queue whose name cannot be read are not counted");
+                    continue;
+                }
+            };
             *counts.entry((queue, state)).or_insert(0) += jobs;
         }
         Ok(counts.into_iter().map(|((queue, state), jobs)| Count { queue, state, jobs }).collect())

@@ -23,7 +23,9 @@ mod code {
 /// The error of a call, where `lost` says what became of the write if the connection was lost in it.
 pub(crate) fn failed(call: &'static str, lost: Certainty, error: sqlx::Error) -> Error {
     let (kind, certainty) = match &error {
-        // A statement or a commit that SQLite itself refuses is undone whole.
+        // The commit may be in the log though writing it out failed: whoever opens the file after a crash finds it.
+        sqlx::Error::Database(_) if result_code(&error) == code::IOERR => (ErrorKind::Unavailable, lost),
+        // Any other statement or commit that SQLite itself refuses is undone whole.
         sqlx::Error::Database(_) => (database_kind(&error), Certainty::NotApplied),
         // Nothing was sent.
         sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed | sqlx::Error::BeginFailed => {

@@ -126,7 +126,8 @@ impl Handle {
         let started = Instant::now();
         let busy =
             || Error::not_applied(ErrorKind::Transient, format!("{call}: other calls were writing for {wait:?}"));
-        let mut connection = match timeout(wait, self.writer.acquire()).await {
+        // The pool gets a connection back in the background: a moment for that.
+        let mut connection = match timeout(wait.max(Duration::from_millis(30)), self.writer.acquire()).await {
             Ok(Err(sqlx::Error::PoolTimedOut)) | Err(_) => return Err(busy()),
             Ok(acquired) => acquired.map_err(failed)?,
         };
@@ -233,7 +234,7 @@ impl Handle {
             let others = updates.iter().map(|update| update.id).filter(|id| !answers.contains_key(id));
             let rows = Self::batch_query(connection, &self.sql.executions, row::ids(others)).await;
             let applied = if answers.is_empty() { NotApplied } else { lost };
-            for row in &rows.map_err(|error| failed("update", applied, error))? {
+            for row in &rows.map_err(|error| failed("update", applied, error).with_certainty(applied))? {
                 let answer = row::execution(row).map_or_else(Update::Unreadable, Update::Conflict);
                 answers.insert(row::id(row), answer);
             }

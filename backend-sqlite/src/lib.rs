@@ -25,6 +25,8 @@
 //! - Workers of the same process are woken by what the process enqueues through this handle or its clones; other
 //!   processes' jobs, and those of [`enqueue_in`](queue_core::Transactional::enqueue_in), are found by polling.
 //!
+//! - Futures may be dropped at any await, but within a Tokio runtime: the driver gives connections back through it.
+//!
 //! # Costs
 //!
 //! Claims, settles, heartbeats, sweeps and purges go through indexes whatever the size of the table. Two kinds of calls

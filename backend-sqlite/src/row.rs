@@ -125,7 +125,7 @@ pub(crate) fn held(row: &SqliteRow) -> Option<Held> {
 
 /// How many jobs of a queue are in a state.
 pub(crate) fn count(row: &SqliteRow) -> Result<Count, String> {
-    let state = get::<&str>(row, "state")?.parse().ok();
+    let state = get::<&str>(row, "state").ok().and_then(|state| state.parse().ok());
     Ok(Count { queue: parse::<String, _>(row, "queue")?, state, jobs: parse::<i64, _>(row, "jobs")? })
 }
 

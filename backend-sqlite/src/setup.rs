@@ -82,6 +82,19 @@ pub fn migrations(prefix: &TablePrefix) -> Vec<Migration> {
     texts.enumerate().map(|(index, sql)| Migration { version: index + 1, sql }).collect()
 }
 
+/// SQLite changes texts on their way to and from UTF-16.
+pub(crate) async fn refuse_other_encodings(connection: &mut SqliteConnection) -> Result<()> {
+    let failed = |error| failed("reading the encoding", Certainty::NotApplied, error);
+    let rows = sqlx::query("PRAGMA encoding").fetch_all(connection).await.map_err(failed)?;
+    match rows.first().map(|row| row.try_get::<String, _>(0)).transpose().map_err(failed)?.as_deref() {
+        Some("UTF-8") | None => Ok(()),
+        Some(other) => {
+            let message = format!("the database is in {other}, which does not keep every text; only UTF-8 does");
+            Err(Error::not_applied(ErrorKind::Unsupported, message))
+        }
+    }
+}
+
 /// The schema's version, 0 if there is none.
 ///
 /// # Errors

@@ -200,7 +200,8 @@ fn claim(jobs: &str) -> String {
     )
 }
 
-/// `?2` the batch. The `WHERE` is the fingerprint, the `SET` the patch; see `row` for how they travel.
+/// `?2` the batch. The `WHERE` is the fingerprint, the `SET` the patch; see `row` for how they travel. A row that could not be
+/// answered for, because another column of its lifecycle is out of range, is not written either.
 fn update(jobs: &str) -> String {
     let last = Timestamp::MAX.unix_millis();
     let changed = |column: &str, set: &str| {
@@ -228,6 +229,7 @@ fn update(jobs: &str) -> String {
            AND j.attempt = e.value ->> 'seen_attempt' AND j.claimed_by IS e.value ->> 'seen_claimed_by' \
            AND j.claimed_at IS e.value ->> 'seen_claimed_at' AND j.attempted_at IS e.value ->> 'seen_attempted_at' \
            AND j.revision = unhex(e.value ->> 'seen_revision') \
+           AND j.fence >= 0 AND j.max_attempts BETWEEN 1 AND {} \
            AND CASE e.value ->> 'seen_lease' WHEN 'any' THEN true WHEN 'unset' THEN j.lease_expires_at IS NULL \
                ELSE j.lease_expires_at = e.value ->> 'seen_expiry' AND j.lease_expires_at <= {NOW} END \
          RETURNING {EXECUTION}",
@@ -236,5 +238,6 @@ fn update(jobs: &str) -> String {
         changed("finished_at", NOW),
         changed("result", "e.value ->> 'result_text'"),
         batch("?2"),
+        u32::MAX,
     )
 }

@@ -180,3 +180,41 @@ async fn a_key_that_is_taken() {
     Transitioner::new(&backend).apply(&holder.execution, &complete("1")).await.expect("settles");
     Transitioner::new(&backend).submit(&mut decision).await.expect("the key is free");
 }
+
+/// Texts would come back changed.
+#[tokio::test]
+async fn a_database_that_is_not_in_utf_8() {
+    let (_folder, path) = folder();
+    run(&path, "PRAGMA encoding = 'UTF-16'; CREATE TABLE mine (id INTEGER)").await;
+    assert_error(SqliteBackend::open(&path).await, ErrorKind::Unsupported);
+}
+
+/// A row that cannot be answered for is told apart, stays as it is, and keeps nothing from the others.
+#[tokio::test]
+async fn a_row_whose_lifecycle_is_out_of_range() {
+    for column in ["fence = -1", "max_attempts = 0", "max_attempts = 4294967296"] {
+        let (_folder, path, backend) = migrated().await;
+        backend.enqueue(&[job("1"), job("2"), job("3")]).await.expect("stores");
+        let claimed = backend.claim(&request(3)).await.expect("claims").jobs;
+        let bad = claimed[1].id().as_uuid().simple().to_string();
+        run(&path, &format!("UPDATE fenced_jobs SET {column} WHERE id = x'{bad}'")).await;
+        let decide = |job: &Job| Decision::new(&job.execution, &complete("1")).expect("legal").request().clone();
+        let updates: Vec<_> = claimed.iter().map(decide).collect();
+        let answers = backend.update_many_if_current(&updates).await.expect("answers for each");
+        assert!(matches!(answers[..], [Update::Applied(_), Update::Unreadable(_), Update::Applied(_)]), "{answers:?}");
+        let mut filter = ListFilter::default();
+        filter.state = Some(JobState::Running);
+        let left = backend.list(&filter, None, limit(10)).await.expect("lists").unreadable;
+        assert_eq!(left.iter().map(|row| row.id).collect::<Vec<_>>(), [claimed[1].id()], "{column}");
+    }
+}
+
+/// A queue's name that cannot be read does not keep the others from being counted.
+#[tokio::test]
+async fn counts_beside_a_broken_row() {
+    let (_folder, path, backend) = migrated().await;
+    backend.enqueue(&[job("1"), job("2")]).await.expect("stores");
+    run(&path, "UPDATE fenced_jobs SET queue = '' WHERE payload = '1'").await;
+    let counts = backend.counts().await.expect("counts");
+    assert_eq!(counts.iter().map(|count| count.jobs).collect::<Vec<_>>(), [1]);
+}

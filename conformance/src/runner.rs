@@ -17,6 +17,7 @@ use crate::case::Level;
 
 use crate::cases::cases;
 use crate::context::Context;
+use crate::harness::BoxError;
 use crate::harness::Harness;
 use crate::harness::Scope;
 use crate::harness::Store;
@@ -85,21 +86,19 @@ fn timeout() -> Duration {
 
 fn header(harness: &dyn Harness, seed: u64) -> String {
     let described = match runtime() {
-        Ok(runtime) => runtime.block_on(harness.describe()).unwrap_or_else(|error| format!("not described: {error}")),
+        Ok(runtime) => runtime.block_on(in_time("described", harness.describe())).unwrap_or_else(|error| error),
         Err(error) => error,
     };
     let all = cases();
     let runs = all.iter().filter(|case| case.unmet(harness.hooks(), harness.capabilities()).is_empty()).count();
     let must = all.iter().filter(|case| case.level() == Level::Must).count();
     format!(
-        "{}: {described}\n  suite {}, {} cases ({must} must, {} by capability), {runs} to run, {} ignored; seed {seed}\n  {:?}, hooks {:?}",
+        "conformance {}: {described}: {runs} of {} cases to run ({must} must, {} by capability), {} ignored; suite {}, seed {seed}",
         harness.name(),
-        env!("CARGO_PKG_VERSION"),
         all.len(),
         all.len() - must,
         all.len() - runs,
-        harness.capabilities(),
-        harness.hooks(),
+        env!("CARGO_PKG_VERSION"),
     )
 }
 
@@ -140,8 +139,16 @@ pub async fn run_case(harness: &dyn Harness, case: &Case, seed: u64) -> Result<(
         }
     };
     match outcome {
-        Ok(()) => store.discard().await.map_err(|error| format!("the store could not be discarded: {error}")),
+        Ok(()) => in_time("discarded", store.discard()).await,
         Err(text) => Err(report(harness, case, &scope, store.as_ref(), &log, &text, seed).await),
+    }
+}
+
+/// What the harness does, within the time of a case.
+async fn in_time<T>(what: &str, step: impl Future<Output = Result<T, BoxError>>) -> Result<T, String> {
+    match tokio::time::timeout(timeout(), step).await {
+        Ok(answer) => answer.map_err(|error| format!("the store could not be {what}: {error}")),
+        Err(_) => Err(format!("the store was not {what} within {:?}", timeout())),
     }
 }
 

@@ -221,7 +221,8 @@ pub trait Inspect: Backend {
     /// Jobs that match the filter, newest id last, after the cursor. (`inspect::list_pages_by_id`)
     async fn list(&self, filter: &ListFilter, after: Option<JobId>, limit: Limit) -> Result<Page<Job, JobId>>;
 
-    /// How many jobs there are by queue and state; what there is none of is left out. (`inspect::counts`)
+    /// How many jobs there are by queue and state; what there is none of is left out, and so are rows whose queue cannot be
+    /// read. (`inspect::counts`)
     async fn counts(&self) -> Result<Vec<Count>>;
 
     /// Deletes ended jobs of this state that finished at least `older_than` ago by the store's clock, at most
@@ -236,8 +237,8 @@ pub trait Inspect: Backend {
 
 /// The contract inside the application's own transaction.
 ///
-/// Nothing is visible to others before the caller commits, and nothing remains if it rolls back. After an error
-/// or a conflict the caller must roll back.
+/// Nothing is visible to others before the caller commits, and nothing remains if it rolls back. After an error,
+/// a conflict or a call that was dropped the caller must roll back.
 #[async_trait]
 pub trait Transactional: Backend {
     /// What the caller's transaction runs on, such as the database driver's connection or session.
@@ -263,7 +264,7 @@ pub trait Transactional: Backend {
 pub struct Capabilities {
     /// The most bytes of a payload or a result; more is refused before any write.
     pub max_payload: usize,
-    /// A failed batch has written nothing.
+    /// A failed batch has written nothing, unless its outcome is unknown.
     pub atomic_batches: bool,
     /// A claim passes rows that another transaction has locked.
     pub skips_locked_rows: bool,

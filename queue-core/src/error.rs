@@ -100,6 +100,13 @@ impl Error {
         self
     }
 
+    /// The same error, with another word on what became of the write.
+    #[must_use]
+    pub fn with_certainty(mut self, certainty: Certainty) -> Self {
+        Arc::make_mut(&mut self.0).certainty = certainty;
+        self
+    }
+
     /// Keeps the error underneath: its text becomes the end of this one's.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {

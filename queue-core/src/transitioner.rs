@@ -62,12 +62,12 @@ impl Decision {
                 current,
                 may_have_applied: self.may_have_applied,
             }))),
-            Ok(Update::Missing) => Err(TransitionError::Missing { id, transition: self.transition }),
-            Ok(Update::Unreadable(row)) => Err(TransitionError::Backend(row.into())),
-            Err(error) => {
-                self.may_have_applied |= error.certainty() == Certainty::Unknown;
-                Err(TransitionError::Backend(error))
+            Ok(Update::Missing) => {
+                let (transition, may_have_applied) = (self.transition, self.may_have_applied);
+                Err(TransitionError::Missing { id, transition, may_have_applied })
             }
+            Ok(Update::Unreadable(row)) => Err(self.failed(row.into())),
+            Err(error) => Err(self.failed(error)),
         };
         match &settled {
             Ok(_) => {
@@ -78,6 +78,15 @@ impl Decision {
             }
         }
         settled
+    }
+
+    /// A failure that was certainly not applied says nothing about the submissions before it.
+    fn failed(&mut self, error: Error) -> TransitionError {
+        self.may_have_applied |= error.certainty() == Certainty::Unknown;
+        TransitionError::Backend(match self.may_have_applied {
+            true => error.with_certainty(Certainty::Unknown),
+            false => error,
+        })
     }
 
     fn wrote(&self, revision: Revision) -> bool {
@@ -120,8 +129,10 @@ pub enum TransitionError {
         id: JobId,
         /// The move's name.
         transition: &'static str,
+        /// An earlier submission ended with an unknown outcome: it may have been applied before the job was deleted.
+        may_have_applied: bool,
     },
-    /// The store failed.
+    /// The store failed. The certainty is about all submissions of the decision.
     #[error(transparent)]
     Backend(#[from] Error),
 }

@@ -213,6 +213,20 @@ async fn a_failed_batch_is_submitted_row_by_row() {
     }
 }
 
+/// What came after an unknown outcome cannot make it certain.
+#[tokio::test]
+async fn a_certain_failure_does_not_hide_an_uncertain_one() {
+    let lost = ("update many", true, ErrorKind::Transient, Certainty::Unknown);
+    let busy = ("update", false, ErrorKind::Transient, Certainty::NotApplied);
+    let backend = Faulty::new(&[lost, busy, busy]);
+    let (_, rows) = running(&backend, 2).await;
+    let mut decisions: Vec<_> = rows.iter().map(|row| Decision::new(row, &COMPLETE).expect("legal")).collect();
+    for settled in Transitioner::new(&backend).submit_all(&mut decisions).await {
+        let Err(TransitionError::Backend(error)) = settled else { panic!("{settled:?}") };
+        assert_eq!(error.certainty(), Certainty::Unknown, "the rows are written: {error}");
+    }
+}
+
 /// A store that is gone is not asked once for every row.
 #[tokio::test]
 async fn an_unreachable_store_is_asked_once() {

@@ -116,7 +116,7 @@ impl Worker {
     /// # Panics
     ///
     /// If one of its own loops panics, which a panicking backend can make it do. A panicking handler cannot.
-    pub async fn run_until(self, shutdown: impl Future<Output = ()>) -> Report {
+    pub async fn run_until<T>(self, shutdown: impl Future<Output = T>) -> Report {
         let shared = self.shared;
         tracing::info!(name: "worker.start", worker = %shared.id, "worker starts");
         let mut loops = JoinSet::new();

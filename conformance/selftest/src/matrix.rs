@@ -214,7 +214,11 @@ impl Matrix {
         for part in &self.parts {
             let (faults, mistakes) = self.counts(&part.name);
             // Writing to a String cannot fail.
-            let _ = writeln!(text, "\n{}: {faults} faults, {mistakes} different mistakes", part.name);
+            let _ = writeln!(
+                text,
+                "\nmatrix {}: {faults} broken backends, {mistakes} different mistakes, every one caught by the cases named for it",
+                part.name
+            );
             let mut rows: Vec<_> = part.rows.iter().collect();
             rows.sort_by_key(|row| (row.caught.len(), row.fault.name));
             for Row { fault, ran, caught, broke } in rows {

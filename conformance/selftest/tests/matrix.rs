@@ -4,10 +4,13 @@
 #[path = "../../../backend-sqlite/tests/harness/mod.rs"]
 mod harness;
 
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
 use harness::SqliteHarness;
+use libtest_mimic::Arguments;
+use libtest_mimic::Trial;
 use queue_conformance_selftest::Around;
 use queue_conformance_selftest::Matrix;
 use queue_conformance_selftest::faults;
@@ -16,7 +19,13 @@ const MATRIX: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../MATRIX.md");
 
 /// `SELFTEST_FAULT=part` runs only the faults of such a name, `SELFTEST_SHOW=case` shows what that case said, `SELFTEST_NAMED=1`
 /// runs each fault against the cases named for it alone, `SELFTEST_ALL=1` the expensive cases against every fault too, `SELFTEST_BLESS=1` writes `MATRIX.md`.
-#[test]
+fn main() -> ExitCode {
+    let arguments = Arguments::from_args();
+    let trial =
+        Trial::test("the_suite_bites", || std::panic::catch_unwind(the_suite_bites).map_err(|_| "see above".into()));
+    libtest_mimic::run(&arguments, vec![trial]).exit_code()
+}
+
 fn the_suite_bites() {
     let begun = Instant::now();
     let part = std::env::var("SELFTEST_FAULT").unwrap_or_default();
@@ -30,9 +39,7 @@ fn the_suite_bites() {
     let mut matrix = Matrix::new();
     runtime.block_on(async {
         matrix.run_without_fault("memory", None).await;
-        println!("reference {:?}", begun.elapsed());
         matrix.run("memory", None, &round_memory, named_only).await;
-        println!("memory {:?}", begun.elapsed());
         matrix.run("SQLite", sqlite, &everywhere, true).await;
     });
     if part.is_empty() && std::env::var_os("SELFTEST_BLESS").is_some() {
@@ -40,7 +47,7 @@ fn the_suite_bites() {
     }
     // Cases that hang are left behind.
     runtime.shutdown_background();
-    println!("{}\nin {:?}", matrix.table(), begun.elapsed());
+    println!("{}\nmatrix done in {} s", matrix.table(), begun.elapsed().as_secs());
     let complaints = if part.is_empty() { matrix.complaints() } else { Vec::new() };
     assert!(complaints.is_empty(), "{} complaints:\n  {}", complaints.len(), complaints.join("\n  "));
     if part.is_empty() {
