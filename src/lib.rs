@@ -71,6 +71,33 @@
 //! share is what a closure captures. Plain functions were chosen over a trait because they need no type of their own and
 //! can be called in a test like any other.
 //!
+//! # In a transaction of one's own
+//!
+//! A job that is enqueued in the application's transaction exists if that commits. The backend is then built over the
+//! application's pool, and its driver is re-exported, so that both mean the same version:
+//!
+#![cfg_attr(feature = "sqlite", doc = "```no_run")]
+#![cfg_attr(not(feature = "sqlite"), doc = "```ignore")]
+//! use fenced_queue::sqlite::SqliteBackend;
+//! use fenced_queue::sqlite::sqlx::SqlitePool;
+//! # use fenced_queue::{JobArgs, Queue};
+//! # #[derive(serde::Serialize, serde::Deserialize)]
+//! # struct Welcome { user: u64 }
+//! # impl JobArgs for Welcome { const KIND: &'static str = "welcome"; }
+//!
+//! # async fn sign_up(pool: SqlitePool) -> Result<(), Box<dyn std::error::Error>> {
+//! let queue = Queue::new(SqliteBackend::from_pool(pool.clone()).await?);
+//! queue.migrate().await?;
+//! let mut transaction = pool.begin_with("BEGIN IMMEDIATE").await?;
+//! // .. the application's own writes ..
+//! queue.enqueue(&Welcome { user: 7 }).send_in(&mut transaction).await?;
+//! transaction.commit().await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! [`Queue::into_dyn`] makes of it what [`Queue::connect`] gives.
+//!
 //! # When a claim is lost
 //!
 //! A worker holds a job by a lease that heartbeats renew. If its machine stands still for longer, another worker takes

@@ -56,7 +56,7 @@ impl Queue {
     /// # Errors
     ///
     /// A scheme that is unknown, or whose feature is not enabled; a store that cannot be reached or migrated. No
-    /// message holds more of the URL than its scheme.
+    /// message holds a user, a password or a parameter of the URL.
     pub async fn connect(url: &str) -> Result<Self, QueueError> {
         let queue = Self::connect_only(url).await?;
         queue.migrate().await?;
@@ -77,6 +77,13 @@ impl<B> Queue<B> {
     /// The jobs of this store: for a backend with a pool, options or a client of one's own.
     pub fn new(backend: B) -> Self {
         Arc::new(backend).into()
+    }
+}
+
+impl<B: Inspect + 'static> Queue<B> {
+    /// The same queue without its backend's type, as [`Queue::connect`] gives it.
+    pub fn into_dyn(self) -> Queue {
+        Queue { backend: self.backend }
     }
 }
 

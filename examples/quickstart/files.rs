@@ -26,7 +26,7 @@ use crate::screen::paint;
 pub(crate) const QUEUE: &str = "files";
 
 /// So many files are enough to see it work.
-const MOST: usize = 2_000;
+pub(crate) const MOST: usize = 2_000;
 
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Measure {
@@ -47,7 +47,12 @@ pub(crate) struct Measured {
 
 /// The handler.
 pub(crate) async fn measure(_: JobContext, file: Measure) -> Result<Measured, NotDone> {
-    let content = match std::fs::read(&file.path) {
+    // What blocks or computes for long goes to a thread of its own: heartbeats run beside the handlers.
+    tokio::task::spawn_blocking(move || measured(&file.path)).await?
+}
+
+fn measured(path: &str) -> Result<Measured, NotDone> {
+    let content = match std::fs::read(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(NotDone::fail("the file is gone")),
         content => content?,
     };

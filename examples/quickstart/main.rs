@@ -46,6 +46,9 @@ async fn run() -> Result<()> {
     let jobs = files::jobs(&queue, &folder)?;
     let new = files::enqueue(&queue, &jobs).await?;
     let known = jobs.len() - new;
+    if jobs.len() == files::MOST {
+        println!("   only the first {} files are taken", files::MOST);
+    }
     match new {
         0 => println!("   nothing new: all {known} files are known, by ids made of path and content"),
         _ => println!("   {new} new jobs, {known} known already"),
@@ -60,7 +63,10 @@ async fn run() -> Result<()> {
     watch(&queue, jobs.len()).await?;
     let _ = stop.send(());
     let report = working.await?;
-    println!("   {} completed now, {} outcomes refused", report.completed, report.conflicts);
+    match report.completed {
+        0 => println!("   all of them had ended already"),
+        done => println!("   {done} completed now, {} outcomes refused", report.conflicts),
+    }
     ensure(report.completed >= new as u64, "every new job was to be completed by this run")?;
 
     screen::title("3  A worker freezes in the middle of a job");

@@ -20,7 +20,7 @@ use crate::Invalid;
 /// assert!(Json::from_text("{oops").is_err());
 /// # Ok::<(), queue_core::Invalid>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Json(String);
 
@@ -83,6 +83,12 @@ impl TryFrom<String> for Json {
 impl From<Json> for String {
     fn from(json: Json) -> Self {
         json.0
+    }
+}
+
+impl fmt::Debug for Json {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
     }
 }
 

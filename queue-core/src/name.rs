@@ -59,6 +59,12 @@ macro_rules! text_type {
             }
         }
 
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Debug::fmt(&self.0, f)
+            }
+        }
+
         impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str(&self.0)
@@ -76,7 +82,7 @@ macro_rules! text_type {
 /// assert!(Name::try_from("mail").is_ok());
 /// assert!(Name::try_from("").is_err());
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Name(String);
 
@@ -94,7 +100,7 @@ text_type!(Name, |text| {
 
 /// The key of a unique job: 0 to 255 bytes of UTF-8 without U+0000, compared byte for byte. The
 /// empty key is a key like any other; no key at all never conflicts.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct UniqueKey(String);
 
@@ -109,7 +115,7 @@ text_type!(UniqueKey, |text| checked("unique key", text, UniqueKey::MAX_BYTES));
 ///
 /// A process that restarts under the same name is a new worker, so that what its predecessor held is
 /// recovered and not mistaken for its own.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct WorkerId(String);
 
@@ -133,9 +139,15 @@ text_type!(WorkerId, |text| {
 
 /// The identity of a job: a UUID made by the client, so that an enqueue whose answer was lost can be
 /// repeated. Version 7 by default; any UUID is accepted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct JobId(Uuid);
+
+impl fmt::Debug for JobId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
 
 impl JobId {
     /// A new id that sorts by its time of creation.
@@ -166,7 +178,7 @@ impl FromStr for JobId {
 
 impl fmt::Display for JobId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        fmt::Display::fmt(&self.0, f)
     }
 }
 
@@ -174,9 +186,15 @@ impl fmt::Display for JobId {
 ///
 /// It is random and made by the writer, never a counter of the store, so that a store which lost
 /// writes cannot issue the same one twice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Revision(Uuid);
+
+impl fmt::Debug for Revision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
 
 impl Revision {
     /// A revision that no other write has.

@@ -24,9 +24,15 @@ use crate::Invalid;
 /// assert_eq!(Timestamp::from_unix_millis(instant.unix_millis())?, instant);
 /// # Ok::<(), queue_core::Invalid>(())
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "i64", into = "i64")]
 pub struct Timestamp(i64);
+
+impl fmt::Debug for Timestamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
 
 impl Timestamp {
     /// 0001-01-01T00:00:00.000Z.

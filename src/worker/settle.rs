@@ -103,7 +103,7 @@ fn judge(shared: &Shared, mut pending: Pending, answer: Result<Settled, Transiti
     let error = match answer {
         Ok(settled) => {
             shared.held.remove(&claim);
-            recorded(shared, pending.decision.transition(), settled.execution().state);
+            recorded(shared, &pending.decision, settled.execution().state);
             return None;
         }
         Err(TransitionError::Backend(error)) => error,
@@ -133,7 +133,20 @@ fn judge(shared: &Shared, mut pending: Pending, answer: Result<Settled, Transiti
     None
 }
 
-fn recorded(shared: &Shared, name: &'static str, state: JobState) {
+fn recorded(shared: &Shared, decision: &Decision, state: JobState) {
+    let name = decision.transition();
+    if let Some(failure) = &decision.request().patch.failure {
+        let (id, attempt, error) = (decision.seen().id, failure.attempt, failure.text.as_str());
+        match state {
+            JobState::Waiting => {
+                tracing::warn!(name: "worker.attempt_failed", { job.id = %id, attempt, error }, "an attempt failed, the job is tried again");
+            }
+            JobState::Failed => {
+                tracing::error!(name: "worker.job_failed", { job.id = %id, attempt, error }, "a job failed for good");
+            }
+            _ => {}
+        }
+    }
     shared.count(|report| {
         *match (name, state) {
             ("complete", _) => &mut report.completed,

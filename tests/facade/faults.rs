@@ -195,7 +195,7 @@ async fn a_worker_that_is_dropped_leaves_nothing_running() {
     let worker = Worker::builder(&store.queue()).register(handler).build().expect("a worker");
     store.queue().enqueue(&ADD).await.expect("stored");
     tokio::select! {
-        _ = worker.run_until(std::future::pending()) => {}
+        _ = worker.run_until(std::future::pending::<()>()) => {}
         () = started.notified() => {}
     }
     dropped.notified().await;
@@ -217,7 +217,7 @@ async fn a_panicking_backend_ends_the_worker_with_its_panic() {
         };
         store.queue().enqueue(&ADD).await.expect("stored");
         let worker = Worker::builder(&store.queue()).register(handler).build().expect("a worker");
-        let run = tokio::spawn(worker.run_until(std::future::pending()));
+        let run = tokio::spawn(worker.run_until(std::future::pending::<()>()));
         let ended = tokio::time::timeout(Duration::from_secs(600), run).await.expect("it ends");
         let panic = ended.expect_err("it panics").into_panic();
         assert_eq!(panic.downcast_ref::<&str>(), Some(&"a bug in the backend"), "{op:?}");

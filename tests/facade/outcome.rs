@@ -256,7 +256,7 @@ async fn a_result_over_the_cap_fails_the_job_and_never_runs_it_again() {
 async fn a_result_that_the_store_refuses_as_too_large_fails_the_job() {
     let store = Store::memory();
     let too_large = || Error::not_applied(ErrorKind::TooLarge, "the packet is full");
-    store.refuse(Op::Update, 2, too_large);
+    store.refuse(Op::Update, 1, too_large);
     let handler = async |_: JobContext, _: Add| Ok("x");
     let running = Running::start(worker(&store).register(handler).build().expect("a worker"));
     let id = store.queue().enqueue(&ADD).await.expect("stored").id();
