@@ -1,6 +1,7 @@
 //! One job per file: hash it, count its bytes and lines.
 
 use std::collections::BTreeMap;
+use std::collections::HashSet;
 use std::path::Path;
 
 use fenced_queue::Enqueued;
@@ -52,10 +53,8 @@ pub(crate) async fn measure(_: JobContext, file: Measure) -> Result<Measured, No
 }
 
 fn measured(path: &str) -> Result<Measured, NotDone> {
-    let content = match std::fs::read(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(NotDone::fail("the file is gone")),
-        content => content?,
-    };
+    // Trying again would not mend it; the next run of this program does, if the file is back.
+    let content = std::fs::read(path).map_err(NotDone::fail)?;
     let sha256 = Sha256::digest(&content).iter().map(|byte| format!("{byte:02x}")).collect();
     Ok(Measured { sha256, bytes: content.len(), lines: content.split(|byte| *byte == b'\n').count() - 1 })
 }
@@ -64,7 +63,8 @@ fn measured(path: &str) -> Result<Measured, NotDone> {
 pub(crate) fn jobs(queue: &Queue, folder: &Path) -> Result<Vec<NewJob>> {
     let (mut folders, mut jobs) = (vec![folder.to_owned()], Vec::new());
     while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(folder)? {
+        let entries = std::fs::read_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+        for entry in entries {
             let entry = entry?;
             let (name, kind) = (entry.file_name(), entry.file_type()?);
             if kind.is_dir() && name != "target" && name != ".git" {
@@ -84,15 +84,22 @@ pub(crate) fn jobs(queue: &Queue, folder: &Path) -> Result<Vec<NewJob>> {
     Ok(jobs)
 }
 
-/// Enqueues them all in one call, and answers how many were new.
+/// Enqueues them all in one call, and answers how many were new. What failed in an earlier run is run again.
 pub(crate) async fn enqueue(queue: &Queue, jobs: &[NewJob]) -> Result<usize> {
     let answers = queue.enqueue_many(jobs).await?;
+    let known: HashSet<_> =
+        answers.iter().filter(|answer| !matches!(answer, Enqueued::New(_))).map(|answer| answer.id()).collect();
+    for job in all(queue).await?.into_values() {
+        if job.state() == JobState::Failed && known.contains(&job.id()) {
+            queue.rerun(job.id()).await?;
+        }
+    }
     Ok(answers.iter().filter(|answer| matches!(answer, Enqueued::New(_))).count())
 }
 
-/// Reads the outcomes back and shows them.
-pub(crate) async fn table(queue: &Queue, jobs: &[NewJob]) -> Result<()> {
-    let mut found: BTreeMap<JobId, Job> = BTreeMap::new();
+/// Every job of the queue.
+async fn all(queue: &Queue) -> Result<BTreeMap<JobId, Job>> {
+    let mut found = BTreeMap::new();
     let mut filter = ListFilter::default();
     filter.queue = Some(QUEUE.parse()?);
     let mut after = None;
@@ -101,9 +108,14 @@ pub(crate) async fn table(queue: &Queue, jobs: &[NewJob]) -> Result<()> {
         found.extend(page.items.into_iter().map(|job| (job.id(), job)));
         match page.next {
             Some(next) => after = Some(next),
-            None => break,
+            None => return Ok(found),
         }
     }
+}
+
+/// Reads the outcomes back and shows them.
+pub(crate) async fn table(queue: &Queue, jobs: &[NewJob]) -> Result<()> {
+    let found = all(queue).await?;
     let mut measured = Vec::new();
     for job in jobs.iter().filter_map(|job| found.get(&job.id)).filter(|job| job.state() == JobState::Completed) {
         let (file, result) = (job.payload.decode::<Measure>()?, job.result.as_ref().ok_or("no result")?);

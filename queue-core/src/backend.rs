@@ -132,6 +132,7 @@ pub trait Backend: Send + Sync {
     /// - Rows locked by somebody else are skipped where the store can, never waited for longer than a third of the
     ///   lease. (`claim::skips_locked_rows`)
     /// - A row that cannot be read is claimed and reported beside the others. (`claim::unreadable_rows`)
+    /// - A failed claim has claimed nothing, unless its outcome is unknown. (`claim::a_row_that_cannot_be_written`)
     async fn claim(&self, request: &ClaimRequest) -> Result<Claimed>;
 
     /// Changes the row, if it still is what the decision was based on.
@@ -158,6 +159,7 @@ pub trait Backend: Send + Sync {
     ///   recovered is revived, a missing one set. (`lease::never_shortened`, `lease::revives_an_expired_one`)
     /// - Nothing but the lease changes, the revision least of all. (`lease::changes_nothing_else`)
     /// - It waits for no row: one that is locked is [`Beat::Busy`] where the store can tell.
+    /// - A failed call has extended nothing, unless its outcome is unknown. (`lease::a_row_that_cannot_be_written`)
     async fn extend_leases(&self, held: &[Held], lease: Lease) -> Result<Vec<Beat>>;
 
     /// Held jobs whose lease has run out by the store's clock, or is missing: a page of them, missing leases

@@ -63,18 +63,26 @@ impl Sweep {
 /// listed stays untouched. A job without a lease is of unknown age (an older program's, or made by hand): it gets
 /// `unset_lease`, and is recovered only after that has run out.
 ///
+/// `is_held` says what the caller itself holds and is alive to renew: after a standstill or an outage it must not take its own
+/// jobs away before its next heartbeat. Who holds nothing passes `|_| false`.
+///
 /// # Errors
 ///
 /// A store that cannot list, or cannot be reached. The error of a single job does not end the sweep; it stands in
 /// [`Sweep::failed`].
-pub async fn recover_stale<B: Backend + ?Sized>(backend: &B, unset_lease: Lease, page: Limit) -> Result<Sweep, Error> {
+pub async fn recover_stale<B: Backend + ?Sized>(
+    backend: &B,
+    unset_lease: Lease,
+    page: Limit,
+    is_held: impl Fn(JobId) -> bool,
+) -> Result<Sweep, Error> {
     let mut sweep = Sweep::default();
     let mut after = None;
     loop {
         let stale = backend.stale(after, page).await?;
         sweep.unreadable.extend(stale.unreadable);
         let mut decisions = Vec::with_capacity(stale.items.len());
-        for seen in &stale.items {
+        for seen in stale.items.iter().filter(|seen| !is_held(seen.id)) {
             let transition = match seen.lease_expires_at {
                 Some(_) => Transition::Recover,
                 None => Transition::Adopt { lease: unset_lease },

@@ -267,9 +267,9 @@ async fn a_sweep_that_cannot_list_or_reach_the_store_fails() {
     for backend in [fault("stale"), fault("update many")] {
         running(&backend, 2).await;
         backend.inner.advance(Delay::from_millis(120_000).expect("two minutes"));
-        let error = recover_stale(&backend, lease(1), Limit::MAX).await.expect_err("the store is gone");
+        let error = recover_stale(&backend, lease(1), Limit::MAX, |_| false).await.expect_err("the store is gone");
         assert_eq!(error.kind(), ErrorKind::Unavailable);
-        let sweep = recover_stale(&backend, lease(1), Limit::MAX).await.expect("the store is back");
+        let sweep = recover_stale(&backend, lease(1), Limit::MAX, |_| false).await.expect("the store is back");
         assert_eq!(sweep.recovered.len(), 2);
     }
     for backend in [fault("claimed by"), fault("update many")] {

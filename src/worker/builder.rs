@@ -152,9 +152,11 @@ impl WorkerBuilder {
         if heartbeat > most {
             return Err(BuildError::Heartbeat { heartbeat, lease: self.lease });
         }
-        for (what, is_zero) in
-            [("concurrency", self.concurrency == 0), ("heartbeat", heartbeat.is_zero()), ("poll", self.poll.is_zero())]
-        {
+        for (what, is_zero) in [
+            ("concurrency", self.concurrency == 0),
+            ("heartbeat", self.heartbeat.is_some_and(|interval| interval.as_millis() == 0)),
+            ("poll", self.poll.is_zero()),
+        ] {
             if is_zero {
                 return Err(BuildError::Zero { what });
             }

@@ -20,8 +20,10 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio::time::sleep;
+use tokio::time::timeout;
 
 use super::Shared;
+use super::heartbeat::no_answer;
 use super::held::Claim;
 use super::held::lock;
 use super::run;
@@ -45,7 +47,7 @@ pub(super) struct Fetch {
     stopped: Stopped,
     /// The queue that is asked first in the next round.
     first: usize,
-    pub(super) results: mpsc::Sender<Pending>,
+    results: mpsc::Sender<Pending>,
     pub(super) handlers: JoinSet<()>,
 }
 
@@ -169,7 +171,9 @@ impl Fetch {
         loop {
             let sent = Instant::now();
             *lock(&shared.claiming) = Some(sent);
-            match shared.backend.claim(&request).await {
+            // A claim that hangs must not be the last one. What it may have claimed is released as an orphan.
+            let answer = timeout(lease.duration().saturating_mul(2), shared.backend.claim(&request)).await;
+            match answer.unwrap_or_else(|_| Err(no_answer())) {
                 Ok(claimed) => {
                     let count = claimed.jobs.len() + claimed.unreadable.len();
                     self.take_up(claimed, sent + lease.duration()).await;
@@ -211,7 +215,8 @@ impl Fetch {
         }
         let lease = self.shared.config.lease;
         let held: Vec<_> = claims.iter().map(|(claim, _)| claim.held().clone()).collect();
-        let beats = match self.shared.backend.extend_leases(&held, lease).await {
+        let beats = timeout(self.shared.config.heartbeat, self.shared.backend.extend_leases(&held, lease)).await;
+        let beats = match beats.unwrap_or_else(|_| Err(no_answer())) {
             Ok(beats) => beats,
             Err(error) => {
                 tracing::warn!(name: "worker.heartbeat_failed", %error, "claims came late and could not be renewed");

@@ -52,7 +52,7 @@ async fn beat(shared: &Shared) -> Result<Vec<Arc<Claim>>, Error> {
     loop {
         // An outcome that cannot be recorded is covered for one more lease.
         let mut claims = shared.held.all();
-        claims.retain(|claim| claim.settling_for().is_none_or(|pending| pending < lease));
+        claims.retain(|claim| claim.is_renewed(lease));
         if claims.is_empty() {
             return Ok(Vec::new());
         }
@@ -100,6 +100,6 @@ async fn explain(shared: Arc<Shared>, claim: Arc<Claim>) {
     claim.cancel(reason);
 }
 
-fn no_answer() -> Error {
-    Error::new(ErrorKind::Unavailable, Certainty::Unknown, "no answer within a heartbeat's interval")
+pub(super) fn no_answer() -> Error {
+    Error::new(ErrorKind::Unavailable, Certainty::Unknown, "no answer in time")
 }

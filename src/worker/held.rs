@@ -74,6 +74,11 @@ impl Claim {
         self.settling.set(Instant::now()).is_ok()
     }
 
+    /// Whether heartbeats go on: an outcome that cannot be recorded is covered for so long.
+    pub(super) fn is_renewed(&self, cover: Duration) -> bool {
+        self.settling_for().is_none_or(|pending| pending < cover)
+    }
+
     /// For how long the outcome has been pending; `None` while there is none.
     pub(super) fn settling_for(&self) -> Option<Duration> {
         self.settling.get().map(Instant::elapsed)
@@ -119,6 +124,11 @@ impl HeldJobs {
             entries.retain(|_, entry| !matches!(entry, Entry::GivenUp { since } if since.elapsed() >= forget));
             entries.insert(claim.held.id, Entry::GivenUp { since: Instant::now() });
         }
+    }
+
+    /// Whether the job is held and its lease renewed: until its outcome has been pending for `cover`.
+    pub(super) fn renews(&self, id: JobId, cover: Duration) -> bool {
+        matches!(lock(&self.0).get(&id), Some(Entry::Held(claim)) if claim.is_renewed(cover))
     }
 
     /// Whether the job is held, or was given up and waits for its lease to run out.

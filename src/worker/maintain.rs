@@ -5,13 +5,16 @@ use std::sync::atomic::Ordering;
 
 use queue_core::Delay;
 use queue_core::Error;
+use queue_core::JobId;
 use queue_core::Limit;
 use queue_core::Sweep;
 use queue_core::recover_stale;
 use queue_core::release_orphans;
 use tokio::time::sleep;
+use tokio::time::timeout;
 
 use super::Shared;
+use super::heartbeat::no_answer;
 use super::held::lock;
 
 /// Rows per statement.
@@ -26,7 +29,10 @@ pub(super) async fn run(shared: Arc<Shared>) {
             // After an outage a living worker keeps its jobs: it beats before it sweeps.
             continue;
         }
-        match recover_stale(&*shared.backend, shared.config.lease, page).await {
+        // A call that hangs must not be the last one.
+        let (lease, held) = (shared.config.lease, &shared.held);
+        let stale = recover_stale(&*shared.backend, lease, page, |id| held.renews(id, lease.duration()));
+        match in_time(&shared, stale).await {
             Ok(sweep) => {
                 shared.count(|report| report.recovered += sweep.recovered.len() as u64);
                 for execution in &sweep.recovered {
@@ -36,17 +42,32 @@ pub(super) async fn run(shared: Arc<Shared>) {
             }
             Err(error) => failed(&error),
         }
-        match release_orphans(&*shared.backend, &shared.id, grace(&shared), page, |id| is_held(&shared, id)).await {
-            Ok(sweep) => {
-                shared.count(|report| report.released += sweep.recovered.len() as u64);
-                for execution in &sweep.recovered {
-                    tracing::warn!(name: "worker.orphan", { job.id = %execution.id }, "a job whose claim got no answer was given back");
-                }
-                log("orphans", &sweep);
-            }
-            Err(error) => failed(&error),
-        }
+        orphans(&shared, page, grace(&shared), |id| is_held(&shared, id)).await;
     }
+}
+
+/// Gives back what was claimed for this worker longer than `grace` ago and is not held.
+async fn orphans(shared: &Shared, page: Limit, grace: Delay, is_held: impl Fn(JobId) -> bool) {
+    match in_time(shared, release_orphans(&*shared.backend, &shared.id, grace, page, is_held)).await {
+        Ok(sweep) => {
+            shared.count(|report| report.released += sweep.recovered.len() as u64);
+            for execution in &sweep.recovered {
+                tracing::warn!(name: "worker.orphan", { job.id = %execution.id }, "a job whose claim got no answer was given back");
+            }
+            log("orphans", &sweep);
+        }
+        Err(error) => failed(&error),
+    }
+}
+
+/// Once nothing is claimed any more, whatever is this worker's and not held is an orphan.
+pub(super) async fn last_orphans(shared: &Shared) {
+    let Ok(page) = Limit::new(PAGE) else { return };
+    orphans(shared, page, Delay::ZERO, |id| shared.held.knows(id)).await;
+}
+
+async fn in_time(shared: &Shared, sweep: impl Future<Output = Result<Sweep, Error>>) -> Result<Sweep, Error> {
+    timeout(shared.config.lease.duration(), sweep).await.unwrap_or_else(|_| Err(no_answer()))
 }
 
 /// How long a claim's answer may take.
@@ -55,7 +76,7 @@ fn grace(shared: &Shared) -> Delay {
 }
 
 /// Also while a claim that may have brought the job has not been answered: its answer can still come.
-fn is_held(shared: &Shared, id: queue_core::JobId) -> bool {
+fn is_held(shared: &Shared, id: JobId) -> bool {
     let claiming = lock(&shared.claiming).is_some_and(|since| since.elapsed() >= shared.config.heartbeat / 2);
     claiming || shared.held.knows(id)
 }

@@ -122,9 +122,11 @@ impl Worker {
         let mut loops = JoinSet::new();
         loops.spawn(heartbeat::run(Arc::clone(&shared)));
         loops.spawn(maintain::run(Arc::clone(&shared)));
-        let (results, inbox) = mpsc::channel(shared.config.concurrency);
+        // Handlers take their room before they run, so that none waits with its outcome: as many again as are running.
+        let (results, inbox) = mpsc::channel(shared.config.concurrency.saturating_mul(2));
+        let (close, closing) = watch::channel(false);
         let mut settler = JoinSet::new();
-        settler.spawn(settle::run(Arc::clone(&shared), inbox));
+        settler.spawn(settle::run(Arc::clone(&shared), inbox, closing));
         let (all_settled, settled) = watch::channel(false);
 
         let (stop, stopped) = watch::channel(None);
@@ -136,10 +138,12 @@ impl Worker {
         let mut working = pin!(async {
             tokio::select! {
                 () = fetch.run() => {}
-                // A claim that gets no answer for so long is left to its lease.
-                () = shutdown::grace_over(&shared, stopped.clone()) => {}
+                () = shutdown::claim_overdue(&shared, stopped.clone()) => {}
             }
-            shutdown::drain(&shared, fetch, stopped).await;
+            *held::lock(&shared.claiming) = None;
+            shutdown::drain(&shared, &mut fetch, stopped).await;
+            maintain::last_orphans(&shared).await;
+            close.send_replace(true);
             shutdown::flush(&shared, settled).await;
         });
         let mut running = true;

@@ -27,7 +27,7 @@ use super::held::Claim;
 use super::outcome::Verdict;
 use super::settle::Pending;
 
-/// Runs the handler and offers its outcome to the settler.
+/// Runs the handler and hands its outcome to the settler, where it has taken room for it before.
 pub(super) async fn job(
     shared: Arc<Shared>,
     claim: Arc<Claim>,
@@ -38,6 +38,7 @@ pub(super) async fn job(
     let Some(handler) = shared.handlers.get(&kind) else {
         return;
     };
+    let Ok(room) = results.reserve_owned().await else { return };
     let execution = claim.execution();
     let span = tracing::info_span!(
         "job", job.id = %execution.id, kind = %kind, attempt = execution.attempt, fence = execution.fence
@@ -59,7 +60,9 @@ pub(super) async fn job(
             transition(&shared, &claim, Err(NotDone::retry(format_args!("the handler panicked: {message}"))))
         }
     };
-    Pending::offer(&shared, claim, &transition, &results).await;
+    if let Some(pending) = Pending::new(&shared, claim, &transition) {
+        room.send(pending);
+    }
 }
 
 /// The handler's end, or the message that it panicked with.
@@ -76,7 +79,14 @@ async fn caught(running: Running) -> Result<Result<Json, NotDone>, String> {
         }));
         match polled {
             Ok(polled) => polled.map(Ok),
-            Err(panic) => Poll::Ready(Err(message(&*panic))),
+            Err(panic) => {
+                let text = message(&*panic);
+                // Even what was thrown can panic when it is dropped.
+                if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
+                    std::mem::forget(again);
+                }
+                Poll::Ready(Err(text))
+            }
         }
     })
     .await

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use queue_core::Certainty;
 use queue_core::Decision;
-use queue_core::Error;
 use queue_core::ErrorKind;
 use queue_core::JobState;
 use queue_core::Settled;
@@ -12,11 +11,13 @@ use queue_core::Transition;
 use queue_core::TransitionError;
 use queue_core::Transitioner;
 use tokio::sync::mpsc;
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio::time::sleep_until;
 use tokio::time::timeout;
 
 use super::Shared;
+use super::heartbeat::no_answer;
 use super::held::Claim;
 use crate::repeat::Backoff;
 
@@ -37,30 +38,41 @@ struct About {
 }
 
 impl Pending {
-    /// Hands an outcome to the settler, unless the claim has one already.
+    /// Hands an outcome in as soon as there is room, unless the claim has one already.
     pub(super) async fn offer(
         shared: &Shared,
         claim: Arc<Claim>,
         transition: &Transition,
         results: &mpsc::Sender<Self>,
     ) {
-        // Room first: a handler that is aborted while it waits has not settled its claim, so that others can. The settler is
-        // gone only if the whole worker is.
+        // The settler is gone only if the whole worker is.
         let Ok(room) = results.reserve().await else { return };
+        if let Some(pending) = Self::new(shared, claim, transition) {
+            room.send(pending);
+        }
+    }
+
+    /// The outcome of a claim, which has no other from then on; `None` if it has one already.
+    pub(super) fn new(shared: &Shared, claim: Arc<Claim>, transition: &Transition) -> Option<Self> {
         if !claim.begin_settle() {
-            return;
+            return None;
         }
         match Decision::new(claim.execution(), transition) {
             Ok(decision) => {
                 let (due, backoff) = (Instant::now(), Backoff::default());
-                room.send(Self { decision, about: About { claim, due, backoff } });
+                Some(Self { decision, about: About { claim, due, backoff } })
             }
-            Err(error) => give_up(shared, &claim, &error.into()),
+            Err(error) => {
+                give_up(shared, &claim, &error.into());
+                None
+            }
         }
     }
 }
 
-pub(super) async fn run(shared: Arc<Shared>, mut inbox: mpsc::Receiver<Pending>) {
+/// Ends when it is told that nothing more comes, and all that came is recorded or given up. It does not wait for the senders:
+/// a handler that blocks its thread keeps one.
+pub(super) async fn run(shared: Arc<Shared>, mut inbox: mpsc::Receiver<Pending>, mut closing: watch::Receiver<bool>) {
     let mut waiting: Vec<Pending> = Vec::new();
     let mut open = true;
     while open || !waiting.is_empty() {
@@ -70,6 +82,10 @@ pub(super) async fn run(shared: Arc<Shared>, mut inbox: mpsc::Receiver<Pending>)
         tokio::select! {
             received = inbox.recv_many(&mut ready, room), if open && room > 0 => open = received > 0,
             () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => {}
+            () = told(&mut closing), if open => {
+                open = false;
+                ready.extend(std::iter::from_fn(|| inbox.try_recv().ok()));
+            }
         }
         let now = Instant::now();
         ready.extend(waiting.extract_if(.., |pending| pending.about.due <= now));
@@ -79,17 +95,21 @@ pub(super) async fn run(shared: Arc<Shared>, mut inbox: mpsc::Receiver<Pending>)
     }
 }
 
+async fn told(closing: &mut watch::Receiver<bool>) {
+    // Nobody is left to tell: the worker is being dropped.
+    let _ = closing.wait_for(|closing| *closing).await;
+}
+
 /// Writes outcomes in one call, and returns those that must be written again.
 async fn flush(shared: &Shared, ready: Vec<Pending>) -> Vec<Pending> {
     let (mut decisions, abouts): (Vec<_>, Vec<_>) =
         ready.into_iter().map(|pending| (pending.decision, pending.about)).unzip();
     let transitioner = Transitioner::new(&*shared.backend);
-    // A call that hangs is as good as one whose answer was lost: the same decisions are sent again.
-    let answers = timeout(shared.config.heartbeat, transitioner.submit_all(&mut decisions)).await;
-    let answers = answers.unwrap_or_else(|_| {
-        let lost = || Error::new(ErrorKind::Unavailable, Certainty::Unknown, "no answer within a heartbeat's interval");
-        decisions.iter().map(|_| Err(lost().into())).collect()
-    });
+    // A call that hangs is as good as one whose answer was lost: the same decisions are sent again. One that is slow must have
+    // its time, however often leases are renewed.
+    let patience = shared.config.heartbeat.max(shared.config.lease.duration() / 3);
+    let answers = timeout(patience, transitioner.submit_all(&mut decisions)).await;
+    let answers = answers.unwrap_or_else(|_| decisions.iter().map(|_| Err(no_answer().into())).collect());
     let mut again = Vec::new();
     for ((decision, about), answer) in decisions.into_iter().zip(abouts).zip(answers) {
         again.extend(judge(shared, Pending { decision, about }, answer));

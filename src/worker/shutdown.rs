@@ -17,29 +17,35 @@ use super::fetch::stopped;
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// Resolves when the worker has been told to stop, and its grace is over.
-pub(super) async fn grace_over(shared: &Shared, mut told: Stopped) {
+async fn grace_over(shared: &Shared, mut told: Stopped) {
     let since = stopped(&mut told).await;
     sleep(shared.config.grace.saturating_sub(since.elapsed())).await;
 }
 
-/// Ends the handlers. Takes the only sender of outcomes that is left with it, so that the settler can end.
-pub(super) async fn drain(shared: &Shared, mut fetch: Fetch, told: Stopped) {
+/// Resolves when a claim under way has had its time to be answered, after the worker was told to stop.
+pub(super) async fn claim_overdue(shared: &Shared, mut told: Stopped) {
+    let since = stopped(&mut told).await;
+    sleep(shared.config.grace.max(LAST_WORDS).saturating_sub(since.elapsed())).await;
+}
+
+/// Ends the handlers, and gives back what has no outcome then.
+pub(super) async fn drain(shared: &Shared, fetch: &mut Fetch, told: Stopped) {
     tracing::info!(name: "worker.stopping", running = fetch.handlers.len(), "worker stops, handlers may end");
-    tokio::select! {
+    let in_time = tokio::select! {
         biased;
-        () = ended(&mut fetch.handlers) => return,
-        () = grace_over(shared, told) => {}
+        () = ended(&mut fetch.handlers) => true,
+        () = grace_over(shared, told) => false,
+    };
+    if !in_time {
+        for claim in shared.held.all() {
+            claim.cancel(CancelReason::Shutdown);
+        }
+        if timeout(LAST_WORDS, ended(&mut fetch.handlers)).await.is_err() {
+            tracing::warn!(name: "worker.aborted", running = fetch.handlers.len(), "handlers did not end, their jobs are given back");
+            fetch.handlers.abort_all();
+        }
     }
     for claim in shared.held.all() {
-        claim.cancel(CancelReason::Shutdown);
-    }
-    if timeout(LAST_WORDS, ended(&mut fetch.handlers)).await.is_ok() {
-        return;
-    }
-    let left = shared.held.all();
-    tracing::warn!(name: "worker.aborted", running = fetch.handlers.len(), "handlers did not end, their jobs are given back");
-    fetch.handlers.abort_all();
-    for claim in left {
         fetch.release(claim).await;
     }
 }

@@ -6,4 +6,5 @@ mod faults;
 mod lease;
 mod outcome;
 mod queue;
+mod robust;
 mod stop;

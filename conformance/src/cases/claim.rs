@@ -90,6 +90,12 @@ pub(super) const CASES: &[Case] = &[
         "A row that somebody has locked is passed over without waiting."
     ),
     case!(
+        claim::a_row_that_cannot_be_written,
+        [A18 S9],
+        [Need::Hook(Hook::Damage)],
+        "If a row makes the store fail a claim, the claim has claimed nothing, or what it says."
+    ),
+    case!(
         claim::unreadable_rows,
         [B9],
         [Need::Hook(Hook::Damage)],
@@ -546,6 +552,29 @@ async fn unreadable_rows(context: Context) -> Outcome {
     let settled = Transitioner::new(&handle).apply(execution, &retry_now()).await?;
     check_eq!(settled.execution().state, JobState::Failed, "its last attempt is recorded as a failure");
     check_eq!(handle.claim(&claim_for(&worker("a"), 10)).await?, Claimed::default(), "it does not come again");
+    Ok(())
+}
+
+async fn a_row_that_cannot_be_written(context: Context) -> Outcome {
+    let handle = context.connect().await?;
+    let mut before = Vec::new();
+    for _ in 0..3 {
+        let id = enqueue(&handle, &new_job()).await?;
+        before.push(read(&handle, id).await?);
+    }
+    context.store.damage(before[1].id(), Damage::Poison).await?;
+    context.note(format_args!("job {} is poisoned", before[1].id()));
+    let claimed = match handle.claim(&claim_for(&worker("a"), 10)).await {
+        Ok(claimed) => claimed.jobs,
+        Err(error) => {
+            check_eq!(error.certainty(), Certainty::NotApplied, "a store that fails to write a row knows it: {error}");
+            Vec::new()
+        }
+    };
+    for job in before {
+        let expected = claimed.iter().find(|claimed| claimed.id() == job.id()).unwrap_or(&job);
+        check_eq!(read(&handle, job.id()).await?, *expected, "what the claim did not answer it did not claim");
+    }
     Ok(())
 }
 

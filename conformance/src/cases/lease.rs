@@ -43,6 +43,12 @@ pub(super) const CASES: &[Case] = &[
     case!(lease::many_in_one_call, [], [CLOCK], "Hundreds of claims are renewed in one call, each of them."),
     case!(lease::does_not_wait_for_a_held_row, [C6b C17 S19], [Need::Hook(Hook::Hold), CLOCK], "A heartbeat that meets a locked row extends whole or reports busy; it is never lost for that."),
     case!(
+        lease::a_row_that_cannot_be_written,
+        [A18 S9],
+        [Need::Hook(Hook::Damage), CLOCK],
+        "If a row makes the store fail a heartbeat, it has extended nothing, or what it says; nothing is lost for that."
+    ),
+    case!(
         lease::ends_with_the_claim,
         [S16],
         [],
@@ -282,6 +288,25 @@ async fn does_not_wait_for_a_held_row(context: Context) -> Outcome {
     let row = read(&handle, other.id()).await?.execution;
     check!(row.lease_expires_at > other.execution.lease_expires_at, "its lease is longer: {row:?}");
     check_eq!(beat(&handle, &job.execution, MINUTE).await?, Beat::Extended, "the next beat renews the other one");
+    Ok(())
+}
+
+async fn a_row_that_cannot_be_written(context: Context) -> Outcome {
+    let (handle, jobs) = with_a_poisoned_row(&context).await?;
+    context.advance(1_000).await?;
+    let claims = jobs.iter().map(|job| held(&job.execution)).collect::<Result<Vec<_>, _>>()?;
+    let beats = match handle.extend_leases(&claims, lease(MINUTE)).await {
+        Ok(beats) => beats,
+        Err(error) => {
+            check_eq!(error.certainty(), Certainty::NotApplied, "a store that fails to write a row knows it: {error}");
+            vec![Beat::Busy; claims.len()]
+        }
+    };
+    for (job, beat) in jobs.iter().zip(beats) {
+        check!(beat != Beat::Lost, "job {} is held all the same", job.id());
+        let moved = read(&handle, job.id()).await?.execution.lease_expires_at > job.execution.lease_expires_at;
+        check_eq!(moved, beat == Beat::Extended, "job {}: the lease moved, and the answer {beat:?}", job.id());
+    }
     Ok(())
 }
 

@@ -270,7 +270,7 @@ impl History {
                 Ok(format!("{:?}", handle.extend_leases(&[held], half_minutes(*minutes)).await?))
             }
             Operation::Sweep => {
-                let sweep = recover_stale(&handle, half_minutes(3), limit(3)).await?;
+                let sweep = recover_stale(&handle, half_minutes(3), limit(3), |_| false).await?;
                 let mine = |row: &&Execution| new.iter().any(|job| job.id == row.id);
                 Ok(format!(
                     "{:?}",

@@ -123,7 +123,7 @@ async fn held(handle: &Handle, starts: bool) -> Result<Job, Failed> {
 }
 
 async fn sweep(handle: &Handle) -> Result<Sweep, Failed> {
-    Ok(recover_stale(handle, lease(MINUTE), limit(3)).await?)
+    Ok(recover_stale(handle, lease(MINUTE), limit(3), |_| false).await?)
 }
 
 async fn stale_lists_expired_and_unset_leases(context: Context) -> Outcome {
@@ -462,7 +462,7 @@ async fn sweeps_at_once(context: Context) -> Outcome {
     let sweeps = context
         .race(8, |task| {
             let handle = Arc::clone(&handles[task % 2]);
-            async move { recover_stale(&handle, lease(MINUTE), limit(7)).await }
+            async move { recover_stale(&handle, lease(MINUTE), limit(7), |_| false).await }
         })
         .await?;
     let mut recovered = Vec::new();
@@ -490,7 +490,7 @@ async fn sweep_against_settles(context: Context) -> Outcome {
                 async move {
                     Ok::<_, Failed>(match task {
                         0 => usize::from(Transitioner::new(&handle).apply(&job, &complete()).await.is_ok()),
-                        _ => recover_stale(&handle, lease(MINUTE), limit(3)).await?.recovered.len(),
+                        _ => recover_stale(&handle, lease(MINUTE), limit(3), |_| false).await?.recovered.len(),
                     })
                 }
             })

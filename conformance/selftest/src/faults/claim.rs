@@ -27,6 +27,12 @@ pub(super) const FAULTS: &[Fault] = &[
         &["claim::each_of_many_finds_one", "claim::contended_queue_drains"],
     ),
     Fault::new(
+        "claim::half_a_claim",
+        &HalfAClaim,
+        "Rows are claimed one after the other; what came before the one that fails stays claimed.",
+        &["claim::a_row_that_cannot_be_written"],
+    ),
+    Fault::new(
         "claim::loser_gets_an_error",
         &LoserGetsAnError,
         "Of claimers at once, those that come second get a deadlock error.",
@@ -398,5 +404,19 @@ impl Wrong for SplicesNames {
             return Err(Error::not_applied(ErrorKind::Permanent, "syntax error near \"brien\""));
         }
         real.handle.claim(request).await
+    }
+}
+
+struct HalfAClaim;
+
+#[async_trait]
+impl Wrong for HalfAClaim {
+    async fn claim(&self, real: &Real, request: &ClaimRequest) -> Result<Claimed> {
+        let claimed = real.handle.claim(request).await?;
+        let fails = |job: &Job| real.memory().edit(|rows| rows.get(&job.id()).is_some_and(|row| row.poisoned));
+        match claimed.jobs.iter().any(fails) {
+            true => Err(Error::not_applied(ErrorKind::Permanent, "one row cannot be written")),
+            false => Ok(claimed),
+        }
     }
 }

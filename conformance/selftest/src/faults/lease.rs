@@ -12,6 +12,12 @@ use crate::fault::Wrong;
 
 pub(super) const FAULTS: &[Fault] = &[
     Fault::new(
+        "lease::half_a_beat",
+        &HalfABeat,
+        "Leases are renewed one after the other; the first failure ends the call, and is said to have written nothing.",
+        &["lease::a_row_that_cannot_be_written"],
+    ),
+    Fault::new(
         "lease::shortens",
         &Beats(Plan { lease: |_, until, _| Some(until), ..RIGHT }),
         "The lease becomes now plus the span, though it was longer.",
@@ -349,5 +355,19 @@ impl Wrong for TwoSteps {
             }
         });
         real.handle.extend_leases(held, lease).await
+    }
+}
+
+struct HalfABeat;
+
+#[async_trait]
+impl Wrong for HalfABeat {
+    async fn extend_leases(&self, real: &Real, held: &[Held], lease: Lease) -> Result<Vec<Beat>> {
+        let beats = real.handle.extend_leases(held, lease).await?;
+        let fails = |held: &Held| real.memory().edit(|rows| rows.get(&held.id).is_some_and(|row| row.poisoned));
+        match held.iter().any(fails) {
+            true => Err(Error::not_applied(ErrorKind::Permanent, "one row cannot be written")),
+            false => Ok(beats),
+        }
     }
 }
