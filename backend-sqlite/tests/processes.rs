@@ -1,4 +1,4 @@
-//! Several processes on one file. A child is this test binary, asked for one test.
+//! Several processes on one file. A child is this binary again, with a role.
 
 mod common;
 
@@ -9,20 +9,54 @@ use std::io::BufReader;
 use std::path::Path;
 use std::process::Child;
 use std::process::Command;
+use std::process::ExitCode;
 use std::process::Stdio;
 
 use backend_sqlite::SqliteBackend;
 use common::*;
+use libtest_mimic::Arguments;
+use libtest_mimic::Trial;
 use queue_core::*;
 use sqlx::Connection;
 use sqlx::SqliteConnection;
 use tokio::task::JoinSet;
 
+const ROLE: &str = "FENCED_TEST_ROLE";
 const FILE: &str = "FENCED_TEST_FILE";
 
-fn child(test: &str, path: &Path) -> Child {
+fn main() -> ExitCode {
+    match env::var(ROLE).as_deref() {
+        Ok("works") => in_runtime(works_until_nothing_is_left()),
+        Ok(_) => in_runtime(dies_while_it_migrates()),
+        Err(_) => return run_tests(),
+    }
+    ExitCode::SUCCESS
+}
+
+fn run_tests() -> ExitCode {
+    fn test(name: &str, test: impl Future<Output = ()> + Send + 'static) -> Trial {
+        Trial::test(name, move || {
+            in_runtime(test);
+            Ok(())
+        })
+    }
+    let tests = vec![
+        test("each_job_goes_to_one_process", each_job_goes_to_one_process()),
+        test("a_process_that_is_killed_while_it_migrates_blocks_nobody", a_process_that_is_killed_while_it_migrates()),
+        test("many_handles_open_a_new_file_and_work_at_once", many_handles_open_a_new_file_and_work_at_once()),
+        test("of_many_handles_one_settles", of_many_handles_one_settles()),
+    ];
+    libtest_mimic::run(&Arguments::from_args(), tests).exit_code()
+}
+
+fn in_runtime(work: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(4).enable_all().build();
+    runtime.expect("a runtime").block_on(work);
+}
+
+fn child(role: &str, path: &Path) -> Child {
     Command::new(env::current_exe().expect("this binary"))
-        .args(["--exact", test, "--ignored", "--nocapture"])
+        .env(ROLE, role)
         .env(FILE, path)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -41,8 +75,6 @@ fn file() -> String {
     env::var(FILE).expect("run by another test")
 }
 
-#[tokio::test]
-#[ignore = "a child of another test"]
 async fn works_until_nothing_is_left() {
     let backend = SqliteBackend::open(file()).await.expect("opens");
     backend.migrate().await.expect("migrates");
@@ -64,8 +96,6 @@ async fn works_until_nothing_is_left() {
     }
 }
 
-#[tokio::test]
-#[ignore = "a child of another test"]
 async fn dies_while_it_migrates() {
     let mut connection = SqliteConnection::connect_with(&application(Path::new(&file()))).await.expect("connects");
     sqlx::raw_sql("BEGIN IMMEDIATE; CREATE TABLE fenced_jobs (half TEXT)")
@@ -78,12 +108,11 @@ async fn dies_while_it_migrates() {
 }
 
 /// B1, between processes: each job once, and none left.
-#[tokio::test]
 async fn each_job_goes_to_one_process() {
     let (_folder, path, backend) = migrated().await;
     let jobs: Vec<_> = (0..300).map(|_| job("1")).collect();
     backend.enqueue(&jobs).await.expect("stores");
-    let children: Vec<_> = (0..3).map(|_| child("works_until_nothing_is_left", &path)).collect();
+    let children: Vec<_> = (0..3).map(|_| child("works", &path)).collect();
     let mut claims: HashMap<String, usize> = HashMap::new();
     for mut child in children {
         lines(&mut child, "claimed ").for_each(|id| *claims.entry(id).or_default() += 1);
@@ -96,10 +125,9 @@ async fn each_job_goes_to_one_process() {
 }
 
 /// F1: and what it had written is gone with it.
-#[tokio::test]
-async fn a_process_that_is_killed_while_it_migrates_blocks_nobody() {
+async fn a_process_that_is_killed_while_it_migrates() {
     let (_folder, path) = folder();
-    let mut child = child("dies_while_it_migrates", &path);
+    let mut child = child("dies", &path);
     lines(&mut child, "ready ").next().expect("in the middle");
     child.kill().expect("killed");
     child.wait().expect("gone");
@@ -109,7 +137,6 @@ async fn a_process_that_is_killed_while_it_migrates_blocks_nobody() {
 }
 
 /// Also the switch to a write-ahead log, which is made once and by one of them.
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn many_handles_open_a_new_file_and_work_at_once() {
     for _ in 0..5 {
         let (_folder, path) = folder();
@@ -133,7 +160,6 @@ async fn many_handles_open_a_new_file_and_work_at_once() {
 }
 
 /// A9: with one fingerprint, exactly one applies and the others see it.
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn of_many_handles_one_settles() {
     let (_folder, path, backend) = migrated().await;
     let mut handles = Vec::new();

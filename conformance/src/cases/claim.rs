@@ -107,7 +107,6 @@ pub(super) const CASES: &[Case] = &[
         [Need::Hook(Hook::Damage)],
         "A row in a state of a newer version is not claimed and does not fail the claim."
     ),
-    case!(claim::odd_names, [B12], [], "Names with quotes, line breaks, wildcards and emoji are bound, not spliced."),
     case!(claim::takes_what_it_says, [B10], [], "What a claim answers is what is stored."),
     case!(claim::dropped_futures, [A15 C18], [], "A claim whose future is dropped has claimed each row whole or not at all, and nothing is lost."),
     case!(claim::keeps_the_rest_of_the_row, [], [], "A claim changes nothing of a job but what a claim writes."),
@@ -587,30 +586,6 @@ async fn foreign_states_are_left_alone(context: Context) -> Outcome {
     check_eq!(claim_one(&handle, &claim_for(&worker("a"), 10)).await?.id(), good, "only the good one");
     let foreign = handle.counts().await?.into_iter().find(|count| count.state.is_none());
     check_eq!(foreign.map(|count| count.jobs), Some(1), "it is still there, and counted");
-    Ok(())
-}
-
-async fn odd_names(context: Context) -> Outcome {
-    let handle = context.connect().await?;
-    let emoji = "😀".repeat(63);
-    for odd in ["o'brien", "a`b", "a\"b", "line\nbreak", "%", "_", "\\", "$oops", "'; DROP TABLE jobs; --", &emoji] {
-        let mut job = NewJob::new(name(odd), name(odd), Json::encode(odd)?);
-        job.unique_key = Some(UniqueKey::try_from(odd)?);
-        enqueue(&handle, &job).await?;
-        let me = worker(odd);
-        let request = ClaimRequest::new(name(odd), [name(odd)], me.clone(), lease(MINUTE), limit(10))?;
-        let claimed = claim_one(&handle, &request).await?;
-        check_eq!((claimed.id(), &claimed.queue, &claimed.kind), (job.id, &job.queue, &job.kind), "{odd:?} is kept");
-        check_eq!(claimed.execution.claimed_by, Some(me.clone()), "{odd:?} as a worker");
-        check_eq!(
-            handle.claimed_by(&me, Delay::ZERO, None, limit(10)).await?.items,
-            std::slice::from_ref(&claimed.execution),
-            "{odd:?} is found by worker"
-        );
-        let failure = Transition::Fail { error: odd.into() };
-        let failed = apply(&handle, &claimed.execution, &failure).await?;
-        check_eq!(failed.errors[0].text.as_str(), odd, "{odd:?} as an error");
-    }
     Ok(())
 }
 

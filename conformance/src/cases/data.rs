@@ -71,6 +71,7 @@ pub(super) const CASES: &[Case] = &[
         [],
         "Names, keys and workers of the longest kind are kept whole, and told apart by their last byte."
     ),
+    case!(data::odd_names, [B12], [], "Names with quotes, line breaks, wildcards and emoji are bound, not spliced."),
 ];
 
 /// JSON that a parser, a native JSON column or a careless statement would not give back as it was.
@@ -397,5 +398,29 @@ async fn names_at_their_limits(context: Context) -> Outcome {
     let mine = handle.claimed_by(&me, Delay::ZERO, None, limit(10)).await?.items;
     let mine: Vec<_> = mine.iter().map(|row| row.id).collect();
     check_eq!(mine, [jobs[0].id, jobs[2].id], "what this worker holds, and not its other incarnation");
+    Ok(())
+}
+
+async fn odd_names(context: Context) -> Outcome {
+    let handle = context.connect().await?;
+    let emoji = "😀".repeat(63);
+    for odd in ["o'brien", "a`b", "a\"b", "line\nbreak", "%", "_", "\\", "$oops", "'; DROP TABLE jobs; --", &emoji] {
+        let mut job = NewJob::new(name(odd), name(odd), Json::encode(odd)?);
+        job.unique_key = Some(UniqueKey::try_from(odd)?);
+        enqueue(&handle, &job).await?;
+        let me = worker(odd);
+        let request = ClaimRequest::new(name(odd), [name(odd)], me.clone(), lease(MINUTE), limit(10))?;
+        let claimed = claim_one(&handle, &request).await?;
+        check_eq!((claimed.id(), &claimed.queue, &claimed.kind), (job.id, &job.queue, &job.kind), "{odd:?} is kept");
+        check_eq!(claimed.execution.claimed_by, Some(me.clone()), "{odd:?} as a worker");
+        check_eq!(
+            handle.claimed_by(&me, Delay::ZERO, None, limit(10)).await?.items,
+            std::slice::from_ref(&claimed.execution),
+            "{odd:?} is found by worker"
+        );
+        let failure = Transition::Fail { error: odd.into() };
+        let failed = apply(&handle, &claimed.execution, &failure).await?;
+        check_eq!(failed.errors[0].text.as_str(), odd, "{odd:?} as an error");
+    }
     Ok(())
 }

@@ -163,7 +163,7 @@ pub(super) const FAULTS: &[Fault] = &[
         "A row that cannot be read is claimed and not reported.",
         &["claim::unreadable_rows"],
     ),
-    Fault::new("claim::splices_names", &SplicesNames, "Names are pasted into the statement.", &["claim::odd_names"]),
+    Fault::new("claim::splices_names", &SplicesNames, "Names are pasted into the statement.", &["data::odd_names"]),
 ];
 
 type Order = (Priority, Timestamp, JobId);
