@@ -188,3 +188,15 @@ async fn a_blocked_handler_does_not_hold_the_stop_up() {
     assert_eq!(report.expect("it ends").released, 1);
     assert_eq!(store.job(id).await.state(), JobState::Waiting, "what the handler says after that is not recorded");
 }
+
+/// However long it would sleep.
+#[tokio::test(start_paused = true)]
+async fn an_idle_worker_stops_at_once() {
+    let store = Store::memory();
+    let idle = builder(&store).poll(Duration::from_secs(86_400)).register(done).build().expect("a worker");
+    let running = Running::start(idle);
+    store.until_calls(Op::Claim, 20).await;
+    let told = tokio::time::Instant::now();
+    running.stop().await;
+    assert!(told.elapsed() < Duration::from_secs(1), "{:?}", told.elapsed());
+}

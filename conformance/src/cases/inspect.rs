@@ -116,6 +116,7 @@ async fn list_filters(context: Context) -> Outcome {
         handle.enqueue(&[new(), new(), new()]).await?;
         let request = ClaimRequest::new(name(queue), [name(kind)], me.clone(), lease(MINUTE), limit(2))?;
         let claimed = handle.claim(&request).await?.jobs;
+        check_eq!(claimed.len(), 2, "two were asked for");
         apply(&handle, &claimed[0].execution, &complete()).await?;
     }
     let (all, _) = pages(&handle, &ListFilter::default(), 100).await?;

@@ -40,6 +40,7 @@ async fn released_after_the_grace(context: Context) -> Outcome {
     let me = worker("a");
     handle.enqueue(&(0..4).map(|_| new_job()).collect::<Vec<_>>()).await?;
     let jobs = handle.claim(&claim_for(&me, 4)).await?.jobs;
+    check_eq!(jobs.len(), 4, "all are claimed");
     // The answer reached the worker for the first two only; the second one's result waits in a buffer, so it is held too.
     let mine = [jobs[0].id(), jobs[1].id()];
     let orphans = |handle: Handle, me: WorkerId| async move {

@@ -341,6 +341,7 @@ async fn a_late_heartbeat_wins(context: Context) -> Outcome {
     let job = held(&handle, true).await?;
     context.advance(2 * MINUTE).await?;
     let listed = handle.stale(None, limit(1)).await?.items;
+    check_eq!(ids(&listed), [job.id()], "its lease has run out");
     // So short a renewal that it has run out again when the sweep writes: it was renewed all the same.
     handle.extend_leases(&Held::of(&job.execution).into_iter().collect::<Vec<_>>(), lease(1)).await?;
     context.advance(10).await?;
