@@ -195,7 +195,7 @@ async fn an_idle_worker_stops_at_once() {
     let store = Store::memory();
     let idle = builder(&store).poll(Duration::from_secs(86_400)).register(done).build().expect("a worker");
     let running = Running::start(idle);
-    store.until_calls(Op::Claim, 20).await;
+    store.until_calls(Op::Claim, 8).await;
     let told = tokio::time::Instant::now();
     running.stop().await;
     assert!(told.elapsed() < Duration::from_secs(1), "{:?}", told.elapsed());
