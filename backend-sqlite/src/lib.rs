@@ -16,7 +16,8 @@
 //! # What it does where
 //!
 //! - A claim is one `UPDATE .. RETURNING`, a compare-and-update one `UPDATE .. FROM json_each(..) .. RETURNING` with the
-//!   whole fingerprint in its `WHERE`. A batch of several, and an enqueue, are a transaction around such statements.
+//!   whole fingerprint in its `WHERE`. An enqueue, and a batch of more than 1000 rows or 4 MiB, are a transaction around
+//!   such statements.
 //! - "Now" is SQLite's clock, read by the statement when it has the write lock. All processes on one file are on one
 //!   machine, so it is one clock.
 //! - SQLite has one writer at a time and no row locks. A write waits for another process's at most
@@ -24,7 +25,6 @@
 //!   as [`Transient`](queue_core::ErrorKind::Transient), not applied.
 //! - Workers of the same process are woken by what the process enqueues through this handle or its clones; other
 //!   processes' jobs, and those of [`enqueue_in`](queue_core::Transactional::enqueue_in), are found by polling.
-//!
 //! - Futures may be dropped at any await, but within a Tokio runtime: the driver gives connections back through it.
 //!
 //! # Costs

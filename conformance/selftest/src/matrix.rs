@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use queue_conformance::Case;
 use queue_conformance::Harness;
+use queue_conformance::Level;
 use queue_conformance::cases;
 use queue_conformance::run_case;
 use tokio::sync::Semaphore;
@@ -260,7 +261,7 @@ impl Matrix {
             let _ = writeln!(text, "| `{name}` | {parts} | {} | {cases} |", fault.what.replace('|', "\\|"));
         }
         text.push_str(
-            "\n## By case, those with the fewest first\n\n| case | the rule | faults | such as |\n|---|---|---|---|\n",
+            "\n## By case, those with the fewest first\n\n| case | level | the rule | faults | such as |\n|---|---|---|---|---|\n",
         );
         let mut by_case = Vec::new();
         for case in cases() {
@@ -275,8 +276,12 @@ impl Matrix {
         for (names, case) in by_case {
             let _ = writeln!(
                 text,
-                "| `{}` | {} | {} | {} |",
+                "| `{}` | {} | {} | {} | {} |",
                 case.id,
+                match case.level() {
+                    Level::Must => "must",
+                    Level::Capability => "capability",
+                },
                 case.clause,
                 names.len(),
                 code(names.get(..3).unwrap_or(&names))
