@@ -60,7 +60,11 @@ impl Repeats {
 
     /// Whether the call that failed with this error is to be made again; if so, waits before.
     pub(crate) async fn again(&mut self, error: &Error) -> bool {
-        let repeat = error.kind() == ErrorKind::Transient || error.certainty() == Certainty::Unknown;
+        let repeat = match error.kind() {
+            ErrorKind::Transient => true,
+            ErrorKind::Unavailable => error.certainty() == Certainty::Unknown,
+            _ => false,
+        };
         if !repeat || self.left == 0 {
             return false;
         }

@@ -231,6 +231,15 @@ impl<'a, B: Backend + ?Sized> Transitioner<'a, B> {
                 Some(error) => Err(Error::clone(error)),
                 None => self.update_many(batch).await,
             };
+            let answer = answer.map_err(|error| match &hopeless {
+                // This batch was not sent.
+                Some(_) => error.with_certainty(Certainty::NotApplied),
+                // The error is about the row that failed: those before it are written.
+                None if batch.len() > 1 && !self.backend.capabilities().atomic_batches => {
+                    error.with_certainty(Certainty::Unknown)
+                }
+                None => error,
+            });
             match answer {
                 Ok(updates) => {
                     answers.extend(batch.iter_mut().zip(updates).map(|(decision, update)| decision.judge(Ok(update))));

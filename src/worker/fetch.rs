@@ -181,7 +181,7 @@ impl Fetch {
                     return Ok(count);
                 }
                 // An unknown outcome is never repeated: what it may have claimed is released as an orphan.
-                Err(error) if is_busy(&error) && left > 0 => left -= 1,
+                Err(error) if is_busy(&error) && left > 0 && !self.is_stopped() => left -= 1,
                 Err(error) => {
                     *lock(&shared.claiming) = None;
                     return Err(error);
@@ -246,9 +246,9 @@ impl Fetch {
         if self.is_stopped() || !self.shared.handlers.contains_key(&job.kind) {
             return self.release(claim).await;
         }
-        let (shared, results) = (Arc::clone(&self.shared), self.results.clone());
+        let (shared, results, told) = (Arc::clone(&self.shared), self.results.clone(), self.stopped.clone());
         self.handlers.spawn(async move {
-            run::job(shared, claim, job.kind, job.payload, results).await;
+            run::job(shared, claim, job.kind, job.payload, results, told).await;
             drop(slot);
         });
     }

@@ -22,6 +22,7 @@ use super::JobContext;
 use super::NotDone;
 use super::Shared;
 use super::cancel::CancelReason;
+use super::fetch::Stopped;
 use super::handler::Running;
 use super::held::Claim;
 use super::outcome::Verdict;
@@ -34,11 +35,16 @@ pub(super) async fn job(
     kind: Name,
     payload: Json,
     results: mpsc::Sender<Pending>,
+    stopped: Stopped,
 ) {
     let Some(handler) = shared.handlers.get(&kind) else {
         return;
     };
     let Ok(room) = results.reserve_owned().await else { return };
+    // It may have waited for that room: a handler does not begin after the stop, nor for a job that is lost.
+    if claim.token().is_canceled() || stopped.borrow().is_some() {
+        return;
+    }
     let execution = claim.execution();
     let span = tracing::info_span!(
         "job", job.id = %execution.id, kind = %kind, attempt = execution.attempt, fence = execution.fence

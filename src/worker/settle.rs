@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use queue_core::Certainty;
 use queue_core::Decision;
 use queue_core::ErrorKind;
 use queue_core::JobState;
@@ -145,7 +144,8 @@ fn judge(shared: &Shared, mut pending: Pending, answer: Result<Settled, Transiti
     }
     let mends = matches!(error.kind(), ErrorKind::Transient | ErrorKind::Unavailable);
     let in_time = claim.settling_for().is_some_and(|pending| pending < shared.config.lease.duration());
-    if (mends || error.certainty() == Certainty::Unknown) && in_time {
+    // The kind says whether a repeat can help; the certainty is about what was sent before, too.
+    if mends && in_time {
         pending.about.due = Instant::now() + pending.about.backoff.pause();
         return Some(pending);
     }

@@ -25,7 +25,9 @@ async fn grace_over(shared: &Shared, mut told: Stopped) {
 /// Resolves when a claim under way has had its time to be answered, after the worker was told to stop.
 pub(super) async fn claim_overdue(shared: &Shared, mut told: Stopped) {
     let since = stopped(&mut told).await;
-    sleep(shared.config.grace.max(LAST_WORDS).saturating_sub(since.elapsed())).await;
+    // A store may have it wait for a third of its lease, and then it takes its jobs all the same.
+    let answer = shared.config.lease.duration() / 3 + LAST_WORDS;
+    sleep(shared.config.grace.max(answer).saturating_sub(since.elapsed())).await;
 }
 
 /// Ends the handlers, and gives back what has no outcome then.

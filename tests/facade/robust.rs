@@ -18,7 +18,7 @@ async fn done(_: JobContext, _: Add) -> Result<(), NotDone> {
     Ok(())
 }
 
-/// The claim has its time to be answered, however short the grace.
+/// The claim has its time to be answered, however short the grace: a store may have it wait for a third of its lease.
 #[tokio::test(start_paused = true)]
 async fn a_stop_without_grace_gives_back_what_the_claim_in_flight_brings() {
     let store = Store::memory();
@@ -27,7 +27,7 @@ async fn a_stop_without_grace_gives_back_what_the_claim_in_flight_brings() {
     let running = Running::start(builder(&store).grace(Duration::ZERO).register(done).build().expect("a worker"));
     gate.reached().await;
     let ended = running.tell();
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    tokio::time::sleep(Duration::from_secs(9)).await;
     gate.open();
     let report = ended.await.expect("no panic");
     let job = store.job(id).await;
@@ -199,4 +199,45 @@ async fn an_idle_worker_stops_at_once() {
     let told = tokio::time::Instant::now();
     running.stop().await;
     assert!(told.elapsed() < Duration::from_secs(1), "{:?}", told.elapsed());
+}
+
+/// A handler waits for room for its outcome; if the worker is told to stop meanwhile, it does not begin.
+#[tokio::test(start_paused = true)]
+async fn no_handler_begins_after_the_stop() {
+    let store = Store::memory();
+    let begun = Arc::new(Mutex::new(0));
+    let handler = {
+        let begun = Arc::clone(&begun);
+        move |_: JobContext, _: Add| {
+            *begun.lock().expect("lock") += 1;
+            async { Ok(()) }
+        }
+    };
+    let queue = store.queue();
+    let jobs: Vec<_> = (0..8).map(|_| queue.enqueue(&ADD).into_job().expect("good")).collect();
+    queue.enqueue_many(&jobs).await.expect("stored");
+    let gate = store.gate(Op::Update);
+    let running = Running::start(builder(&store).concurrency(1).register(handler).build().expect("a worker"));
+    gate.reached().await;
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    let ended = running.tell();
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    let before = *begun.lock().expect("lock");
+    gate.open();
+    let report = ended.await.expect("no panic");
+    assert_eq!(*begun.lock().expect("lock"), before, "{report:?}");
+    assert_eq!((report.claimed, report.left), (report.completed + report.released, 0), "{report:?}");
+}
+
+/// A refusal that repeating does not mend stays one after a lost answer.
+#[tokio::test(start_paused = true)]
+async fn a_final_refusal_after_a_lost_answer_is_not_repeated() {
+    let store = Store::memory();
+    store.refuse(Op::Update, 1, lost);
+    store.refuse(Op::Update, 1_000, broken);
+    store.queue().enqueue(&ADD).await.expect("stored");
+    let running = Running::start(builder(&store).register(done).build().expect("a worker"));
+    store.until_calls(Op::Update, 2).await;
+    let report = running.stop().await;
+    assert_eq!((report.unrecorded, store.calls(Op::Update)), (1, 2));
 }
