@@ -62,7 +62,7 @@ pub(crate) struct Store {
     started: Instant,
     synced: Arc<Mutex<i64>>,
     faults: Mutex<Vec<Fault>>,
-    gates: Mutex<Vec<(Op, Gate)>>,
+    gates: Mutex<Vec<(Op, bool, Gate)>>,
     calls: Mutex<HashMap<Op, usize>>,
     pub(crate) updates: Mutex<Vec<UpdateRequest>>,
     changed: watch::Sender<()>,
@@ -139,10 +139,32 @@ impl Store {
         self.faults.lock().expect("lock").clear();
     }
 
+    /// Holds the next call up after it has done its work.
     pub(crate) fn gate(&self, op: Op) -> Gate {
+        self.gated(op, false)
+    }
+
+    /// Holds the next call up before it does anything.
+    pub(crate) fn gate_before(&self, op: Op) -> Gate {
+        self.gated(op, true)
+    }
+
+    fn gated(&self, op: Op, before: bool) -> Gate {
         let gate = Gate::default();
-        self.gates.lock().expect("lock").push((op, gate.clone()));
+        self.gates.lock().expect("lock").push((op, before, gate.clone()));
         gate
+    }
+
+    async fn pass_gate(&self, op: Op, before: bool) {
+        let gate = {
+            let mut gates = self.gates.lock().expect("lock");
+            let place = gates.iter().position(|(gated, when, _)| (*gated, *when) == (op, before));
+            place.map(|place| gates.remove(place).2)
+        };
+        if let Some(gate) = gate {
+            gate.reached.notify_one();
+            gate.open.notified().await;
+        }
     }
 
     pub(crate) fn calls(&self, op: Op) -> usize {
@@ -203,20 +225,13 @@ impl Store {
 
     async fn call<T>(&self, op: Op, call: impl Future<Output = Result<T>>) -> Result<T> {
         *self.calls.lock().expect("lock").entry(op).or_default() += 1;
+        self.pass_gate(op, true).await;
         self.sync();
         let answer = match self.fault(op, false) {
             Ok(()) => call.await,
             Err(error) => Err(error),
         };
-        let gate = {
-            let mut gates = self.gates.lock().expect("lock");
-            let place = gates.iter().position(|(gated, _)| *gated == op);
-            place.map(|place| gates.remove(place).1)
-        };
-        if let Some(gate) = gate {
-            gate.reached.notify_one();
-            gate.open.notified().await;
-        }
+        self.pass_gate(op, false).await;
         let answer = answer.and_then(|answer| self.fault(op, true).map(|()| answer));
         self.changed.send_replace(());
         answer

@@ -35,6 +35,21 @@ async fn a_stop_without_grace_gives_back_what_the_claim_in_flight_brings() {
     assert_eq!((report.released, report.left), (1, 0));
 }
 
+/// Also one that the store has not begun: it would take its job after the worker has gone.
+#[tokio::test(start_paused = true)]
+async fn a_stop_waits_for_a_claim_that_the_store_lets_wait() {
+    let store = Store::memory();
+    store.queue().enqueue(&ADD).max_attempts(1).await.expect("stored");
+    let gate = store.gate_before(Op::Claim);
+    let running = Running::start(builder(&store).grace(Duration::ZERO).register(done).build().expect("a worker"));
+    gate.reached().await;
+    let ended = running.tell();
+    tokio::time::sleep(Duration::from_secs(9)).await;
+    gate.open();
+    let report = ended.await.expect("no panic");
+    assert_eq!((report.claimed, report.released, report.left), (1, 1, 0), "it was answered");
+}
+
 /// What a lost answer claimed is given back at the stop, not left to its lease.
 #[tokio::test(start_paused = true)]
 async fn a_stop_gives_back_what_a_lost_answer_claimed() {
