@@ -225,38 +225,32 @@ impl<'a, B: Backend + ?Sized> Transitioner<'a, B> {
         let mut answers = Vec::with_capacity(decisions.len());
         // Batches that are still to be submitted, the first one last.
         let mut batches = vec![&mut *decisions];
-        let mut hopeless = None;
         while let Some(batch) = batches.pop() {
-            let answer = match &hopeless {
-                Some(error) => Err(Error::clone(error)),
-                None => self.update_many(batch).await,
-            };
-            let answer = answer.map_err(|error| match &hopeless {
-                // This batch was not sent.
-                Some(_) => error.with_certainty(Certainty::NotApplied),
-                // The error is about the row that failed: those before it are written.
-                None if batch.len() > 1 && !self.backend.capabilities().atomic_batches => {
-                    error.with_certainty(Certainty::Unknown)
-                }
-                None => error,
-            });
-            match answer {
+            let error = match self.update_many(batch).await {
                 Ok(updates) => {
                     answers.extend(batch.iter_mut().zip(updates).map(|(decision, update)| decision.judge(Ok(update))));
+                    continue;
                 }
-                Err(error) if batch.len() > 1 && hopeless.is_none() && !self.is_hopeless(&error) => {
-                    for decision in &mut *batch {
-                        decision.may_have_applied |= error.certainty() == Certainty::Unknown;
-                    }
-                    let (first, second) = batch.split_at_mut(batch.len() / 2);
-                    batches.extend([second, first]);
+                // The error is about the row that failed: those before it are written.
+                Err(error) if batch.len() > 1 && !self.backend.capabilities().atomic_batches => {
+                    error.with_certainty(Certainty::Unknown)
                 }
-                Err(error) => {
-                    answers.extend(batch.iter_mut().map(|decision| decision.judge(Err(error.clone()))));
-                    if self.is_hopeless(&error) {
-                        hopeless = Some(error);
-                    }
+                Err(error) => error,
+            };
+            let is_hopeless = self.is_hopeless(&error);
+            if batch.len() > 1 && !is_hopeless {
+                for decision in &mut *batch {
+                    decision.may_have_applied |= error.certainty() == Certainty::Unknown;
                 }
+                let (first, second) = batch.split_at_mut(batch.len() / 2);
+                batches.extend([second, first]);
+                continue;
+            }
+            answers.extend(batch.iter_mut().map(|decision| decision.judge(Err(error.clone()))));
+            if is_hopeless {
+                let not_sent = error.with_certainty(Certainty::NotApplied);
+                let left = batches.drain(..).rev().flatten();
+                answers.extend(left.map(|decision| decision.judge(Err(not_sent.clone()))));
             }
         }
         answers

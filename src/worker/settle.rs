@@ -106,7 +106,7 @@ async fn flush(shared: &Shared, ready: Vec<Pending>) -> Vec<Pending> {
     let transitioner = Transitioner::new(&*shared.backend);
     // A call that hangs is as good as one whose answer was lost: the same decisions are sent again. One that is slow must have
     // its time, however often leases are renewed.
-    let patience = shared.config.heartbeat.max(shared.config.lease.duration() / 3);
+    let patience = shared.config.lease.duration() / 3;
     let answers = timeout(patience, transitioner.submit_all(&mut decisions)).await;
     let answers = answers.unwrap_or_else(|_| decisions.iter().map(|_| Err(no_answer().into())).collect());
     let mut again = Vec::new();

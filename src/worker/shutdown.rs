@@ -16,18 +16,17 @@ use super::fetch::stopped;
 /// How long a handler may take to end once its token has fired.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// Resolves when the worker has been told to stop, and its grace is over.
-async fn grace_over(shared: &Shared, mut told: Stopped) {
+/// Resolves this long after the worker was told to stop.
+async fn after_stop(mut told: Stopped, span: Duration) {
     let since = stopped(&mut told).await;
-    sleep(shared.config.grace.saturating_sub(since.elapsed())).await;
+    sleep(span.saturating_sub(since.elapsed())).await;
 }
 
 /// Resolves when a claim under way has had its time to be answered, after the worker was told to stop.
-pub(super) async fn claim_overdue(shared: &Shared, mut told: Stopped) {
-    let since = stopped(&mut told).await;
+pub(super) async fn claim_overdue(shared: &Shared, told: Stopped) {
     // A store may have it wait for a third of its lease, and then it takes its jobs all the same.
     let answer = shared.config.lease.duration() / 3 + LAST_WORDS;
-    sleep(shared.config.grace.max(answer).saturating_sub(since.elapsed())).await;
+    after_stop(told, shared.config.grace.max(answer)).await;
 }
 
 /// Ends the handlers, and gives back what has no outcome then.
@@ -36,7 +35,7 @@ pub(super) async fn drain(shared: &Shared, fetch: &mut Fetch, told: Stopped) {
     let in_time = tokio::select! {
         biased;
         () = ended(&mut fetch.handlers) => true,
-        () = grace_over(shared, told) => false,
+        () = after_stop(told, shared.config.grace) => false,
     };
     if !in_time {
         for claim in shared.held.all() {

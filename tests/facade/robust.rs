@@ -1,5 +1,7 @@
 //! Calls that hang, stops at bad moments, handlers that misbehave: nothing is stuck, and nothing recorded that is not true.
 
+use std::future::Ready;
+use std::future::ready;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::time::Duration;
@@ -16,6 +18,15 @@ fn builder(store: &Arc<Store>) -> WorkerBuilder {
 
 async fn done(_: JobContext, _: Add) -> Result<(), NotDone> {
     Ok(())
+}
+
+/// A handler that counts its runs.
+fn counting(runs: &Arc<Mutex<u32>>) -> impl Fn(JobContext, Add) -> Ready<Result<(), NotDone>> + Send + Sync + 'static {
+    let runs = Arc::clone(runs);
+    move |_, _| {
+        *runs.lock().expect("lock") += 1;
+        ready(Ok(()))
+    }
 }
 
 /// The claim has its time to be answered, however short the grace: a store may have it wait for a third of its lease.
@@ -133,13 +144,7 @@ async fn a_worker_does_not_recover_its_own_living_jobs() {
 async fn a_late_claim_that_cannot_be_renewed_is_not_run() {
     let store = Store::memory();
     let ran = Arc::new(Mutex::new(0));
-    let handler = {
-        let ran = Arc::clone(&ran);
-        move |_: JobContext, _: Add| {
-            *ran.lock().expect("lock") += 1;
-            async { Ok(()) }
-        }
-    };
+    let handler = counting(&ran);
     let id = store.queue().enqueue(&ADD).await.expect("stored").id();
     let gate = store.gate(Op::Claim);
     let running = Running::start(builder(&store).register(handler).build().expect("a worker"));
@@ -221,13 +226,7 @@ async fn an_idle_worker_stops_at_once() {
 async fn no_handler_begins_after_the_stop() {
     let store = Store::memory();
     let begun = Arc::new(Mutex::new(0));
-    let handler = {
-        let begun = Arc::clone(&begun);
-        move |_: JobContext, _: Add| {
-            *begun.lock().expect("lock") += 1;
-            async { Ok(()) }
-        }
-    };
+    let handler = counting(&begun);
     let queue = store.queue();
     let jobs: Vec<_> = (0..8).map(|_| queue.enqueue(&ADD).into_job().expect("good")).collect();
     queue.enqueue_many(&jobs).await.expect("stored");
