@@ -262,11 +262,7 @@ impl Backend for SqliteBackend {
         if updates.is_empty() {
             return Ok(Vec::new());
         }
-        let bytes = |update: &UpdateRequest| {
-            let result = if let Change::Set(result) = &update.patch.result { result.bytes() } else { 0 };
-            result + update.patch.payload.as_ref().map_or(0, Json::bytes)
-        };
-        let answers = match &row::chunks(updates, |update| update.id, bytes)[..] {
+        let answers = match &chunks(updates)[..] {
             [whole] => {
                 let mut connection = handle.writer("update", None).await?;
                 handle.update(&mut connection, whole, Unknown).await?

@@ -1,15 +1,13 @@
 //! What a handle can be told when it is made.
 
-use std::fmt;
 use std::path::Path;
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 
 use queue_core::Capabilities;
 use queue_core::ClockOffset;
 use queue_core::Error;
-use queue_core::Invalid;
+use queue_core::Identifier;
 use queue_core::Result;
 use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::sqlite::SqliteSynchronous;
@@ -20,7 +18,7 @@ use sqlx::sqlite::SqliteSynchronous;
 /// use backend_sqlite::SqliteOptions;
 ///
 /// # fn example() -> queue_core::Result<()> {
-/// let options = SqliteOptions::file("/var/lib/app/jobs.db").table_prefix("app_".parse()?).max_payload(64 * 1024)?;
+/// let options = SqliteOptions::file("/var/lib/app/jobs.db").table_prefix("app_".parse()?)?.max_payload(64 * 1024)?;
 /// # Ok(())
 /// # }
 /// ```
@@ -30,7 +28,7 @@ pub struct SqliteOptions {
     create_if_missing: bool,
     pub(crate) busy_timeout: Duration,
     synchronous: Synchronous,
-    pub(crate) prefix: TablePrefix,
+    pub(crate) prefix: Identifier,
     pub(crate) max_payload: usize,
     pub(crate) clock: ClockOffset,
 }
@@ -60,7 +58,7 @@ impl Default for SqliteOptions {
             create_if_missing: true,
             busy_timeout: Duration::from_secs(10),
             synchronous: Synchronous::Full,
-            prefix: TablePrefix::default(),
+            prefix: Identifier::default(),
             max_payload: Capabilities::DEFAULT_MAX_PAYLOAD,
             clock: ClockOffset::default(),
         }
@@ -112,10 +110,16 @@ impl SqliteOptions {
     }
 
     /// What the tables' names begin with, so that several queues share one database. `fenced_` unless told.
-    #[must_use]
-    pub fn table_prefix(mut self, prefix: TablePrefix) -> Self {
+    ///
+    /// # Errors
+    ///
+    /// A prefix that begins with `sqlite_`: SQLite keeps such names to itself.
+    pub fn table_prefix(mut self, prefix: Identifier) -> Result<Self> {
+        if prefix.as_str().starts_with("sqlite_") {
+            return Err(Error::invalid("SQLite keeps names that begin with \"sqlite_\" to itself"));
+        }
         self.prefix = prefix;
-        self
+        Ok(self)
     }
 
     /// The most bytes of a payload or a result. 1 MiB unless told.
@@ -203,64 +207,4 @@ fn percent_decoded(text: &str) -> Result<String> {
         }
     }
     String::from_utf8(bytes).map_err(|error| Error::invalid("database URL: the path is not UTF-8").with_source(error))
-}
-
-/// What the names of tables and indexes begin with: a lower-case ASCII letter, then lower-case letters, digits and
-/// underscores, at most 32 bytes in all. It is the only thing that is ever spliced into a statement, hence the check.
-///
-/// ```
-/// use backend_sqlite::TablePrefix;
-///
-/// assert!("app_".parse::<TablePrefix>().is_ok());
-/// assert!("App; DROP TABLE users".parse::<TablePrefix>().is_err());
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TablePrefix(String);
-
-impl TablePrefix {
-    /// The most bytes that a prefix may have.
-    pub const MAX_BYTES: usize = 32;
-
-    /// The text.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl Default for TablePrefix {
-    fn default() -> Self {
-        Self("fenced_".to_owned())
-    }
-}
-
-impl FromStr for TablePrefix {
-    type Err = Invalid;
-
-    fn from_str(text: &str) -> Result<Self, Invalid> {
-        let what = "table prefix";
-        if text.is_empty() {
-            return Err(Invalid::Empty { what });
-        }
-        if text.len() > Self::MAX_BYTES {
-            return Err(Invalid::TooLong { what, bytes: text.len(), max: Self::MAX_BYTES });
-        }
-        let mut bytes = text.bytes();
-        let starts = bytes.next().is_some_and(|byte| byte.is_ascii_lowercase());
-        if !starts || !bytes.all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_') {
-            let reason =
-                format!("{text:?} is not a lower-case letter followed by lower-case letters, digits and \"_\"");
-            return Err(Invalid::Malformed { what, reason });
-        }
-        if text.starts_with("sqlite_") {
-            let reason = "SQLite keeps names that begin with \"sqlite_\" to itself".to_owned();
-            return Err(Invalid::Malformed { what, reason });
-        }
-        Ok(Self(text.to_owned()))
-    }
-}
-
-impl fmt::Display for TablePrefix {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
 }

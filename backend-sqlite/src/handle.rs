@@ -14,6 +14,7 @@ use queue_core::ClockOffset;
 use queue_core::Enqueued;
 use queue_core::Error;
 use queue_core::ErrorKind;
+use queue_core::Identifier;
 use queue_core::JobState;
 use queue_core::NewJob;
 use queue_core::Result;
@@ -21,6 +22,7 @@ use queue_core::Unreadable;
 use queue_core::Update;
 use queue_core::UpdateRequest;
 use queue_core::WorkSignal;
+use queue_core::chunks;
 use queue_core::id_reused;
 use sqlx::AssertSqlSafe;
 use sqlx::Row;
@@ -33,7 +35,6 @@ use sqlx::query;
 use sqlx::sqlite::SqliteRow;
 use tokio::time::timeout;
 
-use crate::config::TablePrefix;
 use crate::error::failed;
 use crate::error::is_taken;
 use crate::row;
@@ -50,7 +51,7 @@ pub(crate) struct Handle {
     /// How long writes wait for other processes, where that is ours to say.
     pub(crate) patience: Option<Patience>,
     pub(crate) sql: Sql,
-    pub(crate) prefix: TablePrefix,
+    pub(crate) prefix: Identifier,
     pub(crate) max_payload: usize,
     pub(crate) clock: ClockOffset,
     pub(crate) signal: WorkSignal,
@@ -162,14 +163,12 @@ impl Handle {
     pub(crate) async fn enqueue(&self, connection: &mut SqliteConnection, jobs: &[NewJob]) -> Result<Vec<Enqueued>> {
         let failed = |error| failed("enqueue", NotApplied, error);
         let sql = &self.sql;
-        let id = |job: &&NewJob| job.id;
-        let bytes = |job: &&NewJob| job.payload.bytes();
 
         let stored = Self::batch_query(connection, &sql.stored_ids, row::ids(jobs.iter().map(|job| job.id))).await;
         let mut stored: HashSet<_> = stored.map_err(failed)?.iter().map(row::id).collect();
         let (again, fresh): (Vec<_>, Vec<_>) = jobs.iter().partition(|job| stored.contains(&job.id));
         let mut repeated = HashSet::new();
-        for chunk in row::chunks(&again, id, bytes) {
+        for chunk in chunks(&again) {
             let rows =
                 Self::batch_query(connection, &sql.repeated, row::array(chunk.iter().copied().map(NewRow::from))).await;
             repeated.extend(items(&rows.map_err(failed)?, chunk).map(|(job, _)| job.id));
@@ -179,14 +178,14 @@ impl Handle {
         }
 
         let mut inserted = HashSet::with_capacity(fresh.len());
-        for chunk in row::chunks(&fresh, id, bytes) {
+        for chunk in chunks(&fresh) {
             let batch = row::array(chunk.iter().copied().map(NewRow::from)).map_err(failed)?;
             let rows = query(sql.insert.clone()).bind(self.now()).bind(batch).fetch_all(&mut *connection).await;
             inserted.extend(rows.map_err(failed)?.iter().map(row::id));
         }
         let refused: Vec<_> = fresh.into_iter().filter(|job| !inserted.contains(&job.id)).collect();
         let mut holders = HashMap::new();
-        for chunk in row::chunks(&refused, id, |_| 0) {
+        for chunk in chunks(&refused) {
             let rows = Self::batch_query(connection, &sql.holders, row::array(chunk.iter().copied().map(KeyRow::from)))
                 .await
                 .map_err(failed)?;

@@ -45,7 +45,6 @@ mod sql;
 pub use backend::SqliteBackend;
 pub use config::SqliteOptions;
 pub use config::Synchronous;
-pub use config::TablePrefix;
 pub use setup::Migration;
 pub use setup::migrations;
 

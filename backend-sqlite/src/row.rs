@@ -1,6 +1,5 @@
 //! Rows into jobs, and what is written into rows.
 
-use std::collections::HashSet;
 use std::num::NonZeroU32;
 
 use queue_core::Change;
@@ -329,43 +328,5 @@ impl<'a> From<&'a UpdateRequest> for UpdateRow<'a> {
                 text: failure.text.as_str(),
             }),
         }
-    }
-}
-
-/// Cuts a batch where a statement would get too long for comfort, or would be about one row twice.
-pub(crate) fn chunks<T>(items: &[T], id: impl Fn(&T) -> JobId, bytes: impl Fn(&T) -> usize) -> Vec<&[T]> {
-    const ROWS: usize = 1000;
-    const BYTES: usize = 4 * 1024 * 1024;
-    let mut chunks = Vec::new();
-    let (mut start, mut size, mut ids) = (0, 0, HashSet::new());
-    for (index, item) in items.iter().enumerate() {
-        size += bytes(item);
-        if !ids.insert(id(item)) || ids.len() > ROWS || size > BYTES && index > start {
-            chunks.push(&items[start..index]);
-            (start, size, ids) = (index, bytes(item), HashSet::from([id(item)]));
-        }
-    }
-    if start < items.len() {
-        chunks.push(&items[start..]);
-    }
-    chunks
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_batch_is_cut_by_rows_by_bytes_and_before_a_row_that_it_has() {
-        let id = |number: &u128| Uuid::from_u128(*number).into();
-        let lengths = |items: &[u128], bytes: usize| -> Vec<_> {
-            chunks(items, id, |_| bytes).into_iter().map(<[u128]>::len).collect()
-        };
-        let distinct: Vec<_> = (0..2_500).collect();
-        assert_eq!(lengths(&distinct, 1), [1000, 1000, 500]);
-        assert_eq!(lengths(&distinct[..5], 2 * 1024 * 1024), [2, 2, 1]);
-        assert_eq!(lengths(&distinct[..3], usize::MAX / 8), [1, 1, 1], "one that is too long goes alone");
-        assert_eq!(lengths(&[1, 2, 1, 1, 2], 1), [2, 1, 2]);
-        assert!(lengths(&[], 1).is_empty());
     }
 }

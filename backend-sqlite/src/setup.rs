@@ -9,7 +9,9 @@ use std::time::Instant;
 use queue_core::Certainty;
 use queue_core::Error;
 use queue_core::ErrorKind;
+use queue_core::Identifier;
 use queue_core::Result;
+use queue_core::SchemaVersion;
 use sqlx::AssertSqlSafe;
 use sqlx::Row;
 use sqlx::SqliteConnection;
@@ -18,7 +20,6 @@ use sqlx::sqlite::SqlitePoolOptions;
 use sqlx::sqlite::SqliteRow;
 
 use crate::config::SqliteOptions;
-use crate::config::TablePrefix;
 use crate::error::failed;
 use crate::error::is_busy;
 use crate::handle::Patience;
@@ -77,7 +78,7 @@ pub struct Migration {
 
 /// The migrations as [`migrate`](queue_core::Backend::migrate) runs them for this table prefix: to be read, or run by
 /// hand, in order, each that leads to a version above that in the table `schema`.
-pub fn migrations(prefix: &TablePrefix) -> Vec<Migration> {
+pub fn migrations(prefix: &Identifier) -> Vec<Migration> {
     let texts = MIGRATIONS.iter().map(|text| text.replace("{prefix}", prefix.as_str()));
     texts.enumerate().map(|(index, sql)| Migration { version: index + 1, sql }).collect()
 }
@@ -95,47 +96,36 @@ pub(crate) async fn refuse_other_encodings(connection: &mut SqliteConnection) ->
     }
 }
 
-/// The schema's version, 0 if there is none.
+/// What the schema says of itself.
 ///
 /// # Errors
 ///
 /// A schema that does not admit this program any more.
-pub(crate) async fn admitted(connection: &mut SqliteConnection, sql: &Sql) -> Result<i64> {
+pub(crate) async fn admitted(connection: &mut SqliteConnection, sql: &Sql) -> Result<SchemaVersion> {
     let read = |error| failed("reading the schema's version", Certainty::NotApplied, error);
     if sqlx::query(sql.schema_exists.clone()).fetch_all(&mut *connection).await.map_err(read)?.is_empty() {
-        return Ok(0);
+        return Ok(SchemaVersion::default());
     }
     let rows = sqlx::query(sql.schema.clone()).fetch_all(connection).await.map_err(read)?;
     let columns = |row: &SqliteRow| {
-        let (version, oldest, release) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
-        sqlx::Result::<(i64, i64, String)>::Ok((version, oldest, release))
+        let (version, oldest_version, oldest_release) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
+        sqlx::Result::Ok(SchemaVersion { version, oldest_version, oldest_release })
     };
-    let Some((version, oldest, release)) = rows.first().map(columns).transpose().map_err(read)? else {
-        return Ok(0);
-    };
-    let ours = MIGRATIONS.len();
-    if oldest <= i64::try_from(ours).unwrap_or(i64::MAX) {
-        return Ok(version);
-    }
-    let this = env!("CARGO_PKG_VERSION");
-    let message = format!(
-        "release {this} knows the schema up to version {ours}; the database is at version {version} and admits none below \
-         version {oldest}, which came with release {release}"
-    );
-    Err(Error::not_applied(ErrorKind::Schema, message))
+    let schema = rows.first().map(columns).transpose().map_err(read)?.unwrap_or_default();
+    schema.admit(MIGRATIONS.len(), env!("CARGO_PKG_VERSION"))?;
+    Ok(schema)
 }
 
 /// Whether no migration is missing.
 pub(crate) async fn is_current(connection: &mut SqliteConnection, sql: &Sql) -> Result<bool> {
-    let version = admitted(connection, sql).await?;
-    Ok(usize::try_from(version).is_ok_and(|version| version >= MIGRATIONS.len()))
+    Ok(!admitted(connection, sql).await?.lacks(MIGRATIONS.len()))
 }
 
 /// Runs what is missing, inside a transaction that the caller began and commits.
-pub(crate) async fn migrate(connection: &mut SqliteConnection, sql: &Sql, prefix: &TablePrefix) -> Result<()> {
+pub(crate) async fn migrate(connection: &mut SqliteConnection, sql: &Sql, prefix: &Identifier) -> Result<()> {
     let present = admitted(connection, sql).await?;
     for Migration { version, sql } in migrations(prefix) {
-        if i64::try_from(version).is_ok_and(|version| version <= present) {
+        if !present.lacks(version) {
             continue;
         }
         sqlx::raw_sql(AssertSqlSafe(sql))

@@ -7,13 +7,12 @@
 use std::sync::Arc;
 
 use queue_core::Failure;
+use queue_core::Identifier;
 use queue_core::Priority;
 use queue_core::Timestamp;
 use sqlx::AssertSqlSafe;
 use sqlx::SqlSafeStr;
 use sqlx::SqlStr;
-
-use crate::config::TablePrefix;
 
 /// SQLite's clock in whole milliseconds. It counts them itself, then divides by 1000: `round` gives back what it counted.
 /// The clock is read once per statement, when the lock that the statement needs has been granted.
@@ -59,7 +58,7 @@ pub(crate) struct Sql {
 }
 
 impl Sql {
-    pub(crate) fn new(prefix: &TablePrefix) -> Self {
+    pub(crate) fn new(prefix: &Identifier) -> Self {
         let text = |text: String| AssertSqlSafe(Arc::<str>::from(text)).into_sql_str();
         let jobs = format!("{prefix}jobs");
         let schema = format!("{prefix}schema");

@@ -6,7 +6,6 @@ use std::path::Path;
 
 use backend_sqlite::SqliteBackend;
 use backend_sqlite::SqliteOptions;
-use backend_sqlite::TablePrefix;
 use backend_sqlite::migrations;
 use common::*;
 use queue_core::*;
@@ -56,7 +55,7 @@ async fn ten_migrate_a_new_file_at_once() {
 async fn one_that_ends_in_the_middle_leaves_nothing() {
     let (_folder, path) = folder();
     let backend = SqliteBackend::open(&path).await.expect("opens");
-    let sql = &migrations(&TablePrefix::default())[0].sql;
+    let sql = &migrations(&Identifier::default())[0].sql;
     let mut connection = SqliteConnection::connect_with(&application(&path)).await.expect("connects");
     let half = &sql[..sql.find("CREATE TABLE fenced_schema").expect("a table")];
     sqlx::raw_sql("BEGIN IMMEDIATE").execute(&mut connection).await.expect("begins");
@@ -75,7 +74,7 @@ async fn claim_nothing(backend: &SqliteBackend) {
 #[tokio::test]
 async fn the_text_is_what_is_run() {
     let (_folder, by_hand) = folder();
-    let prefix: TablePrefix = "fenced_".parse().expect("a prefix");
+    let prefix: Identifier = "fenced_".parse().expect("a prefix");
     for migration in migrations(&prefix) {
         assert!(!migration.sql.contains(['{', '}']), "the prefix is filled in");
         run(&by_hand, &migration.sql).await;

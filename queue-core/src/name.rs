@@ -214,6 +214,63 @@ impl From<Uuid> for Revision {
     }
 }
 
+/// A name of the queue's own inside a database, which an operator chooses: a schema, or what the names of tables, indexes or
+/// collections begin with. A lower-case ASCII letter, then lower-case letters, digits and underscores, at most 32 bytes in
+/// all, so that every database takes it unquoted and has room for what is appended. Nothing else is ever spliced into a
+/// statement, hence the check.
+///
+/// ```
+/// use queue_core::Identifier;
+///
+/// assert!("app_".parse::<Identifier>().is_ok());
+/// assert!("App; DROP TABLE users".parse::<Identifier>().is_err());
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Identifier(String);
+
+impl Identifier {
+    /// The most bytes that it may have.
+    pub const MAX_BYTES: usize = 32;
+
+    /// The text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Default for Identifier {
+    /// `fenced_`, what table names begin with unless told.
+    fn default() -> Self {
+        Self("fenced_".to_owned())
+    }
+}
+
+impl FromStr for Identifier {
+    type Err = Invalid;
+
+    fn from_str(text: &str) -> Result<Self, Invalid> {
+        let what = "identifier";
+        if text.is_empty() {
+            return Err(Invalid::Empty { what });
+        }
+        let text = checked(what, text.to_owned(), Self::MAX_BYTES)?;
+        let mut bytes = text.bytes();
+        let starts = bytes.next().is_some_and(|byte| byte.is_ascii_lowercase());
+        if !starts || !bytes.all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_') {
+            let reason =
+                format!("{text:?} is not a lower-case letter followed by lower-case letters, digits and \"_\"");
+            return Err(Invalid::Malformed { what, reason });
+        }
+        Ok(Self(text))
+    }
+}
+
+impl fmt::Display for Identifier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -235,5 +292,15 @@ mod tests {
         let (first, second) = (WorkerId::new(&name), WorkerId::new(&name));
         assert_ne!(first, second);
         assert_eq!(first.as_str().parse(), Ok(first), "the longest worker id is read back");
+    }
+
+    #[test]
+    fn an_identifier_goes_into_a_statement_as_it_is() {
+        for text in ["", "Upper", "1st", "_a", "a-b", "a;", "a\"", "a`", "a\0", "é", &"a".repeat(33)] {
+            assert!(text.parse::<Identifier>().is_err(), "{text:?}");
+        }
+        for text in ["a", "app_2_", "select", &"a".repeat(32)] {
+            assert!(text.parse::<Identifier>().is_ok(), "{text:?}");
+        }
     }
 }

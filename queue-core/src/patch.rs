@@ -102,6 +102,12 @@ impl Patch {
         }
     }
 
+    /// The bytes of the texts that it writes, but for a failure's, which is short.
+    pub(crate) fn bytes(&self) -> usize {
+        let result = if let Change::Set(result) = &self.result { result.bytes() } else { 0 };
+        result + self.payload.as_ref().map_or(0, Json::bytes)
+    }
+
     /// Changes a row that the store holds in memory, when its clock shows `now`. A backend on a
     /// database does the same inside its statement.
     pub fn apply(&self, job: &mut Job, now: Timestamp) {
