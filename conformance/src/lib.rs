@@ -27,6 +27,7 @@ mod cases;
 mod context;
 mod harness;
 mod memory;
+mod proxy;
 mod runner;
 mod trace;
 
@@ -48,5 +49,7 @@ pub use harness::Scope;
 pub use harness::Store;
 pub use memory::MemoryHarness;
 pub use memory::MemoryStore;
+pub use proxy::Direction;
+pub use proxy::Proxy;
 pub use runner::Suite;
 pub use runner::run_case;
