@@ -1,1 +1,19 @@
-fn main() {}
+//! The conformance suite on MySQL and MariaDB: on the backend's own connections, and on an application's pool.
+
+mod harness;
+
+use std::process::ExitCode;
+
+use harness::MysqlHarness;
+use harness::Server;
+use queue_conformance::Suite;
+
+fn main() -> ExitCode {
+    let mut suite = Suite::new();
+    for server in Server::all() {
+        for pooled in [false, true] {
+            suite = suite.harness(MysqlHarness { server, pooled });
+        }
+    }
+    suite.run()
+}

@@ -1,0 +1,386 @@
+//! Every statement, as text that is built once per handle: the same texts for MySQL and MariaDB.
+//!
+//! Nothing but the table prefix is spliced in, and that has been checked. A batch travels as one JSON array of plain ASCII
+//! (ids and names as hex), so that a text does not depend on how many rows it is about, and its long texts beside it, all in
+//! one string of bytes that the statement cuts them out of: no parser of the server's ever sees them.
+//!
+//! Rows are locked by their primary key alone, in the order of their ids or without waiting, so that no two calls wait for
+//! each other. Where rows are found by another index, that is an ordinary read which locks nothing, and each row is locked by a
+//! subquery as the outer statement passes it.
+
+use std::sync::Arc;
+
+use queue_core::Identifier;
+use queue_core::Priority;
+use queue_core::Timestamp;
+use sqlx::AssertSqlSafe;
+use sqlx::SqlSafeStr;
+use sqlx::SqlStr;
+
+/// The server's clock in whole milliseconds, cut and not rounded, and `?` what is added to it. It is the time at which the
+/// statement began, so a statement that may wait for rows must not write it.
+const NOW: &str = "(TIMESTAMPDIFF(MICROSECOND, TIMESTAMP'1970-01-01 00:00:00', UTC_TIMESTAMP(6)) DIV 1000 + ?)";
+
+/// The clock of a statement, read once: one row, `n.now`.
+fn clock() -> String {
+    format!("(SELECT {NOW} AS now) AS n")
+}
+
+/// Always true. The server's answer to the statement brings what it wrote as now along, as the id that it inserted last, and so
+/// the caller learns it without asking again. (A trigger of the application's on the table keeps it out of the answer; then
+/// `told` asks.)
+const TOLD: &str = "LAST_INSERT_ID(n.now) > 0";
+
+/// Milliseconds as a column keeps them.
+fn at(millis: &str) -> String {
+    format!("(TIMESTAMP'1970-01-01 00:00:00' + INTERVAL ({millis}) * 1000 MICROSECOND)")
+}
+
+/// Some time after now, or the last that there is.
+fn after(millis: &str) -> String {
+    at(&format!("LEAST(n.now + {millis}, {})", Timestamp::MAX.unix_millis()))
+}
+
+/// What lifecycle decisions are based on.
+const EXECUTION: [&str; 10] = [
+    "id",
+    "state",
+    "attempt",
+    "max_attempts",
+    "fence",
+    "revision",
+    "claimed_by",
+    "claimed_at",
+    "attempted_at",
+    "lease_expires_at",
+];
+
+/// What a job has beyond its execution.
+const DATA: [&str; 10] = [
+    "queue",
+    "kind",
+    "payload",
+    "priority",
+    "available_at",
+    "created_at",
+    "finished_at",
+    "unique_key",
+    "result",
+    "errors",
+];
+
+fn columns(table: &str, columns: &[&str]) -> String {
+    let columns: Vec<_> = columns.iter().map(|column| format!("{table}.{column}")).collect();
+    columns.join(", ")
+}
+
+/// The states in which a worker holds a job.
+const HELD: &str = "('claimed', 'running')";
+
+/// The items of a batch, `?` the JSON array. A field that an item lacks is null.
+fn batch(fields: &[(&str, &str)]) -> String {
+    let fields: Vec<_> = fields.iter().map(|(name, kind)| format!("{name} {kind} PATH '$.{name}'")).collect();
+    format!("JSON_TABLE(?, '$[*]' COLUMNS ({})) AS e", fields.join(", "))
+}
+
+/// The same for a statement that locks rows: MySQL refuses to lock those of a table that is computed, but not of one in a bracket.
+fn batch_beside_locks(fields: &[(&str, &str)]) -> String {
+    format!("(SELECT * FROM {}) AS e", batch(fields))
+}
+
+const UUID: &str = "VARCHAR(32)";
+const NAME: &str = "VARCHAR(544)";
+const WORD: &str = "VARCHAR(32)";
+const NUMBER: &str = "BIGINT";
+
+/// The statements of one handle.
+#[derive(Debug)]
+pub(crate) struct Sql {
+    pub(crate) begin: SqlStr,
+    pub(crate) schema_exists: SqlStr,
+    pub(crate) schema: SqlStr,
+    pub(crate) known: SqlStr,
+    pub(crate) known_now: SqlStr,
+    pub(crate) insert: SqlStr,
+    pub(crate) get: SqlStr,
+    pub(crate) due: SqlStr,
+    pub(crate) claim: SqlStr,
+    pub(crate) lock: SqlStr,
+    pub(crate) update: SqlStr,
+    pub(crate) told: SqlStr,
+    pub(crate) inserted: SqlStr,
+    pub(crate) beat: SqlStr,
+    pub(crate) extend: SqlStr,
+    pub(crate) stale: SqlStr,
+    pub(crate) claimed_by: SqlStr,
+    pub(crate) list: SqlStr,
+    pub(crate) counts: SqlStr,
+    pub(crate) old: SqlStr,
+    pub(crate) delete: SqlStr,
+}
+
+impl Sql {
+    /// `session_is_ours`: the sessions were told their isolation level when they were opened.
+    pub(crate) fn new(prefix: &Identifier, session_is_ours: bool) -> Self {
+        let text = |text: String| AssertSqlSafe(Arc::<str>::from(text)).into_sql_str();
+        let jobs = format!("{prefix}jobs");
+        let schema = format!("{prefix}schema");
+        let first = at(&Timestamp::MIN.unix_millis().to_string());
+        let execution = columns("j", &EXECUTION);
+        let job = columns("j", &[EXECUTION, DATA].concat());
+        let ids = batch(&[("id", UUID)]);
+        let by_id = format!("STRAIGHT_JOIN {jobs} AS j FORCE INDEX (PRIMARY) ON j.id = UNHEX(e.id)");
+        let begin = match session_is_ours {
+            true => "START TRANSACTION READ WRITE",
+            // One message, and so one round trip.
+            false => "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; START TRANSACTION READ WRITE",
+        };
+        Self {
+            begin: text(begin.to_owned()),
+            schema_exists: text(
+                "SELECT 1 FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = ?".to_owned(),
+            ),
+            schema: text(format!("SELECT version, oldest_version, oldest_release FROM {schema}")),
+            known: text(known(&jobs)),
+            // The same about what is there at this moment, whatever the transaction's snapshot shows.
+            known_now: text(format!("{} LOCK IN SHARE MODE", known(&jobs))),
+            insert: text(insert(&jobs)),
+            get: text(format!("SELECT {job} FROM {jobs} AS j WHERE j.id = ?")),
+            due: text(due(&jobs)),
+            claim: text(format!(
+                "UPDATE {} STRAIGHT_JOIN {ids} {by_id} SET j.state = ?, \
+                   j.attempt = LEAST(j.attempt, {} - ?) + ?, j.fence = LEAST(j.fence, {} - 1) + 1, j.revision = ?, \
+                   j.claimed_by = ?, j.claimed_at = {now}, j.attempted_at = IF(?, {now}, NULL), \
+                   j.lease_expires_at = {} WHERE {TOLD}",
+                clock(),
+                u32::MAX,
+                u64::MAX,
+                after("?"),
+                now = at("n.now"),
+            )),
+            lock: text(format!(
+                "SELECT {execution}, IF(e.failure, j.errors, NULL) AS errors, n.now, LAST_INSERT_ID() AS inserted \
+                 FROM {} STRAIGHT_JOIN {} {by_id} FOR UPDATE",
+                clock(),
+                batch_beside_locks(&[("id", UUID), ("failure", NUMBER)]),
+            )),
+            update: text(update(&jobs)),
+            told: text("SELECT LAST_INSERT_ID()".to_owned()),
+            // On a connection of the application, which may ask for the id that it inserted.
+            inserted: text("SELECT LAST_INSERT_ID(?)".to_owned()),
+            // By what is there when the row is locked; null where somebody else has it locked.
+            beat: text(format!(
+                "SELECT e.item, (SELECT j.revision = UNHEX(e.revision) AND COALESCE(j.claimed_by = UNHEX(e.worker), FALSE) \
+                   AND j.state IN {HELD} FROM {jobs} AS j FORCE INDEX (PRIMARY) WHERE j.id = c.id \
+                   FOR UPDATE SKIP LOCKED) AS is_held \
+                 FROM {} STRAIGHT_JOIN {jobs} AS c FORCE INDEX (PRIMARY) ON c.id = UNHEX(e.id)",
+                batch(&[("item", NUMBER), ("id", UUID), ("revision", UUID), ("worker", NAME)]),
+            )),
+            extend: text(format!(
+                "UPDATE {} STRAIGHT_JOIN {ids} {by_id} \
+                 SET j.lease_expires_at = GREATEST(COALESCE(j.lease_expires_at, {first}), {})",
+                clock(),
+                after("?"),
+            )),
+            stale: text(stale(&jobs)),
+            claimed_by: text(merged(
+                &["'claimed'", "'running'"].map(|state| {
+                    format!(
+                        "SELECT {execution} FROM {jobs} AS j FORCE INDEX (jobs_held) WHERE j.claimed_by = ? \
+                           AND j.state = {state} AND j.id >= ? AND j.claimed_at <= {} ORDER BY j.id LIMIT ?",
+                        at(&format!("GREATEST({NOW} - ?, {})", Timestamp::MIN.unix_millis())),
+                    )
+                }),
+                "id",
+            )),
+            list: text(format!(
+                "SELECT {job} FROM {jobs} AS j FORCE INDEX (PRIMARY) WHERE j.id >= ? AND (? IS NULL OR j.queue = ?) \
+                   AND (? IS NULL OR j.kind = ?) AND (? IS NULL OR j.state = ?) ORDER BY j.id LIMIT ?"
+            )),
+            counts: text(format!(
+                "SELECT queue, state, COUNT(*) AS jobs FROM {jobs} FORCE INDEX (jobs_due) GROUP BY queue, state"
+            )),
+            old: text(format!(
+                "SELECT c.id, (SELECT 1 FROM {jobs} AS j FORCE INDEX (PRIMARY) WHERE j.id = c.id AND j.state = c.state \
+                   AND j.finished_at = c.finished_at FOR UPDATE SKIP LOCKED) AS is_locked \
+                 FROM {jobs} AS c FORCE INDEX (jobs_ended) WHERE c.state = ? AND c.finished_at <= {} \
+                 HAVING is_locked IS NOT NULL ORDER BY c.finished_at, c.id LIMIT ?",
+                at(&format!("GREATEST({NOW} - ?, {})", Timestamp::MIN.unix_millis())),
+            )),
+            delete: text(format!("DELETE j FROM {ids} {by_id}")),
+        }
+    }
+
+    /// The statements by name.
+    pub(crate) fn all(&self) -> Vec<(&'static str, &str)> {
+        [
+            ("begin", &self.begin),
+            ("schema_exists", &self.schema_exists),
+            ("schema", &self.schema),
+            ("known", &self.known),
+            ("known_now", &self.known_now),
+            ("insert", &self.insert),
+            ("get", &self.get),
+            ("due", &self.due),
+            ("claim", &self.claim),
+            ("lock", &self.lock),
+            ("update", &self.update),
+            ("told", &self.told),
+            ("inserted", &self.inserted),
+            ("beat", &self.beat),
+            ("extend", &self.extend),
+            ("stale", &self.stale),
+            ("claimed_by", &self.claimed_by),
+            ("list", &self.list),
+            ("counts", &self.counts),
+            ("old", &self.old),
+            ("delete", &self.delete),
+        ]
+        .map(|(name, text)| (name, text.as_str()))
+        .into()
+    }
+}
+
+/// What is stored under the ids of new jobs, and who has their keys.
+fn known(jobs: &str) -> String {
+    format!(
+        "SELECT e.item, j.id IS NOT NULL AS is_stored, j.queue, j.kind, j.payload, j.priority, j.max_attempts, j.unique_key, \
+           holder.id AS holder \
+         FROM {} LEFT JOIN {jobs} AS j FORCE INDEX (PRIMARY) ON j.id = UNHEX(e.id) \
+           LEFT JOIN {jobs} AS holder FORCE INDEX (jobs_unique) \
+             ON holder.queue = UNHEX(e.queue) AND holder.active_key = UNHEX(e.unique_key)",
+        batch_beside_locks(&[("item", NUMBER), ("id", UUID), ("queue", NAME), ("unique_key", NAME)]),
+    )
+}
+
+/// The last `?` is what the payloads are cut out of.
+fn insert(jobs: &str) -> String {
+    let fields = batch(&[
+        ("id", UUID),
+        ("queue", NAME),
+        ("kind", NAME),
+        ("priority", NUMBER),
+        ("max_attempts", NUMBER),
+        ("revision", UUID),
+        ("at", NUMBER),
+        ("after", NUMBER),
+        ("unique_key", NAME),
+        ("payload_from", NUMBER),
+        ("payload_bytes", NUMBER),
+    ]);
+    format!(
+        "INSERT INTO {jobs} (id, queue, kind, state, priority, attempt, max_attempts, fence, revision, available_at, \
+           created_at, unique_key, errors, payload) \
+         SELECT UNHEX(e.id), UNHEX(e.queue), UNHEX(e.kind), 'waiting', e.priority, 0, e.max_attempts, 0, \
+           UNHEX(e.revision), COALESCE({}, {}), {}, UNHEX(e.unique_key), '[]', \
+           SUBSTRING(?, e.payload_from, e.payload_bytes) \
+         FROM {} STRAIGHT_JOIN {fields}",
+        at("e.at"),
+        after("e.after"),
+        at("n.now"),
+        clock(),
+    )
+}
+
+/// The first due rows of the queue, locked; `?` the queue, the clock, the kinds as a list of hex, the limit.
+///
+/// One range per priority, which the server walks in order and only as far as the limit: with one range over all of them, due
+/// jobs would be found behind every future job of a better priority, entry by entry. A row is locked when it is passed, if
+/// nobody else has it locked, and if it is still the moment that the walk sees. The condition on the kind is no subquery, so that
+/// the entries of other kinds are passed within the index.
+fn due(jobs: &str) -> String {
+    let levels: Vec<_> = (Priority::FIRST.get()..=Priority::LAST.get()).map(|level| level.to_string()).collect();
+    format!(
+        "SELECT {}, (SELECT 1 FROM {jobs} AS j FORCE INDEX (PRIMARY) WHERE j.id = c.id AND j.state = 'waiting' \
+           AND j.revision = c.revision FOR UPDATE SKIP LOCKED) AS is_locked \
+         FROM {jobs} AS c FORCE INDEX (jobs_due) WHERE c.queue = ? AND c.state = 'waiting' AND c.priority IN ({}) \
+           AND c.available_at <= {} AND FIND_IN_SET(HEX(c.kind), ?) \
+         HAVING is_locked IS NOT NULL ORDER BY c.priority, c.available_at, c.id LIMIT ?",
+        columns("c", &[EXECUTION, DATA].concat()),
+        levels.join(", "),
+        at(NOW),
+    )
+}
+
+/// What the caller has compared, in rows that it has locked. A column says how it changes: `keep`, `clear`, `at` or `after`
+/// a number of milliseconds. The last three `?` are what payloads, results and failures are cut out of.
+fn update(jobs: &str) -> String {
+    let moved = |column: &str| {
+        format!(
+            "j.{column} = CASE e.{column} WHEN 'keep' THEN j.{column} WHEN 'at' THEN {} WHEN 'after' THEN {} END",
+            at(&format!("e.{column}_ms")),
+            after(&format!("e.{column}_ms")),
+        )
+    };
+    let cut = |text: &str| format!("SUBSTRING(?, e.{text}_from, e.{text}_bytes)");
+    let fields = batch(&[
+        ("id", UUID),
+        ("state", WORD),
+        ("attempt", NUMBER),
+        ("revision", UUID),
+        ("clear_claim", NUMBER),
+        ("available_at", WORD),
+        ("available_at_ms", NUMBER),
+        ("attempted_at", WORD),
+        ("attempted_at_ms", NUMBER),
+        ("lease_expires_at", WORD),
+        ("lease_expires_at_ms", NUMBER),
+        ("finished_at", WORD),
+        ("finished_at_ms", NUMBER),
+        ("payload_from", NUMBER),
+        ("payload_bytes", NUMBER),
+        ("result", WORD),
+        ("result_from", NUMBER),
+        ("result_bytes", NUMBER),
+        ("kept_from", NUMBER),
+        ("kept_bytes", NUMBER),
+        ("failure_from", NUMBER),
+        ("failure_bytes", NUMBER),
+    ]);
+    format!(
+        "UPDATE {} STRAIGHT_JOIN {fields} STRAIGHT_JOIN {jobs} AS j FORCE INDEX (PRIMARY) ON j.id = UNHEX(e.id) \
+         SET j.state = e.state, j.attempt = e.attempt, j.revision = COALESCE(UNHEX(e.revision), j.revision), \
+           j.claimed_by = IF(e.clear_claim, NULL, j.claimed_by), j.claimed_at = IF(e.clear_claim, NULL, j.claimed_at), \
+           {}, {}, {}, {}, j.payload = IF(e.payload_from IS NULL, j.payload, {}), \
+           j.result = CASE e.result WHEN 'keep' THEN j.result WHEN 'set' THEN {} END, \
+           j.errors = IF(e.failure_from IS NULL, j.errors, \
+             CONCAT('[', SUBSTRING(j.errors, e.kept_from, e.kept_bytes), {}, n.now, '}}]')) \
+         WHERE {TOLD}",
+        clock(),
+        moved("available_at"),
+        moved("attempted_at"),
+        moved("lease_expires_at"),
+        moved("finished_at"),
+        cut("payload"),
+        cut("result"),
+        cut("failure"),
+    )
+}
+
+/// Rows of several walks, each of them in this order and as many as are wanted in all.
+fn merged(walks: &[String], order: &str) -> String {
+    let walks: Vec<_> = walks.iter().map(|walk| format!("({walk})")).collect();
+    format!("SELECT * FROM ({}) AS merged ORDER BY {order} LIMIT ?", walks.join(" UNION ALL "))
+}
+
+/// Of each held state the rows without a lease after an id, then those whose lease has run out after a lease and an id.
+fn stale(jobs: &str) -> String {
+    let walk = |state: &str, lease: &str, order: &str| {
+        let execution = columns("j", &EXECUTION);
+        format!(
+            "SELECT {execution} FROM {jobs} AS j FORCE INDEX (jobs_leased) WHERE j.state = '{state}' AND {lease} \
+             ORDER BY {order} LIMIT ?"
+        )
+    };
+    let unset = |state| walk(state, "j.lease_expires_at IS NULL AND ? AND j.id >= ?", "j.id");
+    let expired = |state| {
+        let seen = at("?");
+        let lease = format!(
+            "j.lease_expires_at <= {} AND j.lease_expires_at >= {seen} AND (j.lease_expires_at > {seen} OR j.id >= ?)",
+            at(NOW)
+        );
+        walk(state, &lease, "j.lease_expires_at, j.id")
+    };
+    let walks = [unset("claimed"), unset("running"), expired("claimed"), expired("running")];
+    merged(&walks, "lease_expires_at, id")
+}

@@ -1,0 +1,254 @@
+//! Connections of the pool and transactions on them, which a dropped future leaves in no doubtful state.
+
+use std::time::Duration;
+
+use queue_core::Error;
+use queue_core::ErrorKind;
+use queue_core::Lease;
+use queue_core::Result;
+use sqlx::MySql;
+use sqlx::MySqlConnection;
+use sqlx::MySqlPool;
+use sqlx::SqlStr;
+use sqlx::mysql::MySqlArguments;
+use sqlx::mysql::MySqlRow;
+use sqlx::pool::PoolConnection;
+use sqlx::query::Query;
+use tokio::time::Instant;
+use tokio::time::timeout_at;
+use uuid::Uuid;
+
+use crate::error::commit_failed;
+use crate::error::ends_connection;
+use crate::error::failed;
+use crate::error::is_conflict;
+use crate::error::is_in_transaction;
+use crate::error::is_lost;
+use crate::error::is_taken;
+
+/// A connection of the pool, which is closed when it is dropped in the middle of a statement.
+///
+/// The driver does not know then which answer belongs to which statement, nor, since sqlx 0.9 counts a transaction as begun
+/// only when the server has answered, that the server has begun one: the next call on that connection would write into it, and
+/// nobody would commit. The server rolls back what a closed connection leaves open.
+#[derive(Debug)]
+pub(crate) struct Session {
+    connection: PoolConnection<MySql>,
+    is_idle: bool,
+}
+
+impl Session {
+    pub(crate) async fn of(pool: &MySqlPool, call: &'static str, deadline: Deadline) -> Result<Self> {
+        let busy = || Error::not_applied(ErrorKind::Transient, format!("{call}: no connection became free in time"));
+        let acquired = deadline.limit(pool.acquire()).await.ok_or_else(busy)?;
+        Ok(Self { connection: acquired.map_err(|error| failed(call, error))?, is_idle: false })
+    }
+
+    pub(crate) fn connection(&mut self) -> &mut MySqlConnection {
+        &mut self.connection
+    }
+
+    /// No statement is being run any more.
+    pub(crate) fn give_back(mut self) {
+        self.is_idle = true;
+    }
+
+    /// After an answer the connection may go back, unless the answer shows that it should not.
+    fn answered<T>(&mut self, answer: &sqlx::Result<T>) {
+        self.is_idle = !answer.as_ref().is_err_and(ends_connection);
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if !self.is_idle {
+            self.connection.close_on_drop();
+        }
+    }
+}
+
+/// One statement that changes nothing. It is sent again if it finds that the connection was lost while it was idle.
+pub(crate) async fn read<'q>(
+    pool: &MySqlPool,
+    call: &'static str,
+    query: impl Fn() -> Query<'q, MySql, MySqlArguments>,
+) -> Result<Vec<MySqlRow>> {
+    let mut connections = pool.options().get_max_connections();
+    loop {
+        let mut session = Session::of(pool, call, Deadline::NEVER).await?;
+        let answer = query().fetch_all(&mut *session.connection).await;
+        session.answered(&answer);
+        match answer {
+            Err(error) if is_lost(&error) && connections > 0 => connections -= 1,
+            answer => return answer.map_err(|error| failed(call, error)),
+        }
+    }
+}
+
+/// Until when a call may wait for what others hold.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Deadline(Option<Instant>);
+
+impl Deadline {
+    /// The server's own patience decides.
+    pub(crate) const NEVER: Self = Self(None);
+
+    /// A third of the lease, or a second where that is longer: less is no time to ask a server anything.
+    pub(crate) fn third(lease: Lease) -> Self {
+        Self(Instant::now().checked_add((lease.duration() / 3).max(Duration::from_secs(1))))
+    }
+
+    async fn limit<F: Future>(self, step: F) -> Option<F::Output> {
+        match self.0 {
+            Some(deadline) => timeout_at(deadline, step).await.ok(),
+            None => Some(step.await),
+        }
+    }
+
+    /// What runs in a transaction; the connection of one that was too late is closed.
+    pub(crate) async fn within<T>(self, step: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+        self.limit(step).await.unwrap_or(Err(Failure::Late))
+    }
+}
+
+/// Why a transaction does not come to its commit.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// The driver or the server says no.
+    Driver(sqlx::Error),
+    /// We do; the server has nothing against it.
+    Refused(Error),
+    /// It did not answer in time.
+    Late,
+}
+
+impl From<sqlx::Error> for Failure {
+    fn from(error: sqlx::Error) -> Self {
+        Self::Driver(error)
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Refused(error)
+    }
+}
+
+impl Failure {
+    /// In words for the caller; the transaction is not committed.
+    pub(crate) fn told(self, call: &'static str) -> Error {
+        match self {
+            Self::Driver(error) => failed(call, error),
+            Self::Refused(error) => error,
+            Self::Late => {
+                Error::not_applied(ErrorKind::Transient, format!("{call}: the server did not answer in time"))
+            }
+        }
+    }
+}
+
+/// How a transaction ends, and with what answer.
+#[derive(Debug)]
+pub(crate) enum End<T> {
+    Commit(T),
+    /// It has written nothing that should stay.
+    RollBack(T),
+}
+
+/// How often a call has been repeated because the server chose it as the victim of a conflict.
+#[derive(Debug, Default)]
+pub(crate) struct Repeats(u32);
+
+impl Repeats {
+    const MOST: u32 = 20;
+
+    /// Whether to try again, after a moment that differs from one call to the next.
+    async fn again(&mut self, error: &sqlx::Error) -> bool {
+        if !(is_conflict(error) || is_taken(error)) || self.0 == Self::MOST {
+            return false;
+        }
+        self.0 += 1;
+        let (random, _) = Uuid::new_v4().as_u64_pair();
+        tokio::time::sleep(Duration::from_micros(random % (1_000 << self.0.min(5)))).await;
+        true
+    }
+}
+
+/// A transaction at READ COMMITTED. Dropped unfinished, at any await, it takes its connection along.
+#[derive(Debug)]
+pub(crate) struct Transaction(Session);
+
+impl Transaction {
+    pub(crate) async fn begin(pool: &MySqlPool, text: &SqlStr, call: &'static str, deadline: Deadline) -> Result<Self> {
+        let mut connections = pool.options().get_max_connections();
+        loop {
+            let mut session = Session::of(pool, call, deadline).await?;
+            match deadline.limit(sqlx::raw_sql(text.clone()).execute(&mut *session.connection)).await {
+                Some(Ok(_)) => return Ok(Self(session)),
+                // A transaction that somebody left open on an application's connection (a beginning that was dropped) would
+                // take ours in. It ends with the connection; nobody has it to commit it.
+                Some(Err(error)) if (is_lost(&error) || is_in_transaction(&error)) && connections > 0 => {
+                    connections -= 1
+                }
+                Some(Err(error)) => return Err(failed(call, error)),
+                None => return Err(Failure::Late.told(call)),
+            }
+        }
+    }
+
+    pub(crate) fn connection(&mut self) -> &mut MySqlConnection {
+        self.0.connection()
+    }
+
+    /// Ends it as what ran in it says. No answer: it was undone by the server, and is to be repeated.
+    ///
+    /// # Errors
+    ///
+    /// What failed in it or, with an unknown outcome, at its commit.
+    pub(crate) async fn end<T>(
+        mut self,
+        call: &'static str,
+        answer: Result<End<T>, Failure>,
+        repeats: &mut Repeats,
+    ) -> Result<Option<T>> {
+        match answer {
+            Ok(End::Commit(answer)) => match self.run("COMMIT").await {
+                Ok(()) => Ok(Some(answer)),
+                Err(error) if is_conflict(&error) && repeats.again(&error).await => Ok(None),
+                Err(error) => Err(commit_failed(call, error)),
+            },
+            Ok(End::RollBack(answer)) => {
+                self.roll_back().await;
+                Ok(Some(answer))
+            }
+            Err(failure) => {
+                match &failure {
+                    // Also after a conflict, which the server has rolled back: the next statement would begin a transaction
+                    // where autocommit is off.
+                    Failure::Driver(error) if !ends_connection(error) => self.roll_back().await,
+                    Failure::Refused(_) => self.roll_back().await,
+                    Failure::Driver(_) | Failure::Late => {}
+                }
+                drop(self);
+                match failure {
+                    Failure::Driver(error) if repeats.again(&error).await => Ok(None),
+                    failure => Err(failure.told(call)),
+                }
+            }
+        }
+    }
+
+    async fn run(&mut self, text: &'static str) -> sqlx::Result<()> {
+        let answer = sqlx::raw_sql(text).execute(&mut *self.0.connection).await;
+        self.0.answered(&answer);
+        answer.map(drop)
+    }
+
+    /// If that fails, the connection is closed, which does the same.
+    async fn roll_back(&mut self) {
+        if let Err(error) = self.run("ROLLBACK").await {
+            self.0.is_idle = false;
+            tracing::debug!(%error, "a rollback failed; its connection is closed");
+        }
+    }
+}
