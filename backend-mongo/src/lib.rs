@@ -1,1 +1,79 @@
-//! Being written.
+//! MongoDB backend of `fenced-queue`: a replica set of MongoDB 5.0 or newer, or the application's own client of one.
+//!
+//! ```no_run
+//! use backend_mongo::MongoBackend;
+//! use queue_core::{Backend, Json, NewJob, Result};
+//!
+//! # async fn example() -> Result<()> {
+//! let backend = MongoBackend::connect("mongodb://db1,db2,db3/app?replicaSet=rs0").await?;
+//! backend.migrate().await?;
+//! backend.enqueue(&[NewJob::new("mail".try_into()?, "welcome".try_into()?, Json::encode("ann@example.com")?)]).await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # What it does where
+//!
+//! - A compare-and-update is one `findAndModify` with the whole fingerprint in its filter; a batch of them one `update`, in
+//!   which each item that does not match is answered by itself, and one `find` for the answers. A claim of one is one
+//!   `findAndModify`; a claim of many finds them, updates those that still can be claimed, and reads back by its own
+//!   revision which ones it won. No transaction is opened but by the application.
+//! - "Now" is the clock of the primary, `$$NOW`, read at the beginning of each command. An insert cannot read it: an enqueue
+//!   asks for it in the round trip before.
+//! - Every write says for itself that it waits until a majority has journaled it, and every command goes to the primary,
+//!   whatever the URL or the application's client says. The driver repeats none of them by itself; who may repeat what is
+//!   the contract's to say.
+//! - Reads see the newest rows of the primary, which a failover may take back. No decision rests on that: whatever a call
+//!   answers as done, or as done before, a majority has acknowledged.
+//! - MongoDB has no lock wait of its own: it tries a write on a row again that somebody has in an open transaction, until the
+//!   command's time is up. Claims give such a row a quarter of a second, and then pass it; a heartbeat reports it as busy and
+//!   renews the others; a batch of settles goes row by row past it; a settle and an enqueue wait for
+//!   [`lock_timeout`](MongoOptions::lock_timeout), and so they do for a majority.
+//! - Workers are woken by what this handle enqueues, and by a change stream for what others do, also in transactions.
+//! - Futures may be dropped at any await, but within a Tokio runtime. A client should be dropped, or
+//!   [closed](MongoBackend::close), before its runtime ends: the driver says good-bye to the server in the background.
+//!
+//! # What is different on this database
+//!
+//! - A batch is not atomic. Each row of it is written or not, as the answers say; a call that fails has written the others.
+//!   An enqueue that loses a race for an id to other content may have stored the other jobs of its call, and then says that
+//!   its outcome is unknown.
+//! - In a transaction any error ends the whole of it: see [`Transactional`](queue_core::Transactional) on [`MongoBackend`].
+//! - A row, with payload, result and failures, has 16 MB: [`MongoOptions::LARGEST_MAX_PAYLOAD`].
+//! - Whoever makes or moves a row by hand has to set `active_key` as well: to `unique_key` in an active state, else to null.
+//!
+//! # Costs
+//!
+//! Claims, settles, heartbeats, sweeps and purges go through indexes that are named, whatever the size of the collection; what
+//! is due later, of other kinds or ended they do not look at, but for one key per kind and level of priority. A claim of
+//! more than 100 kinds asks several times. [`list`](queue_core::Inspect::list) with a filter that few jobs match and
+//! [`counts`](queue_core::Inspect::counts) read the whole collection.
+//!
+//! # Privileges
+//!
+//! The role `readWrite` on the database is enough, for [`migrate`](queue_core::Backend::migrate) too.
+
+mod backend;
+#[cfg(test)]
+mod broken;
+mod claim;
+mod config;
+mod enqueue;
+mod error;
+mod handle;
+mod ops;
+mod row;
+mod setup;
+mod wake;
+
+pub use backend::MongoBackend;
+pub use config::MongoOptions;
+pub use setup::Migration;
+pub use setup::migrations;
+
+/// The driver whose clients and sessions this crate takes.
+pub use mongodb;
+
+// The harness of the suite names the crate as any user does; the tests of mistakes use it from inside.
+#[cfg(test)]
+extern crate self as backend_mongo;

@@ -1,0 +1,392 @@
+//! What a handle holds, and how commands are run.
+
+use std::collections::HashMap;
+use std::future::Future;
+#[cfg(test)]
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+#[cfg(test)]
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::TryStreamExt;
+use futures_util::future::try_join_all;
+use futures_util::stream;
+use mongodb::Client;
+use mongodb::ClientSession;
+use mongodb::Database;
+use mongodb::bson::Document;
+use mongodb::bson::RawDocumentBuf;
+use mongodb::bson::doc;
+use queue_core::Certainty::Unknown;
+use queue_core::ClockOffset;
+use queue_core::Error;
+use queue_core::ErrorKind;
+use queue_core::Identifier;
+use queue_core::JobId;
+use queue_core::JobState;
+use queue_core::Result;
+use queue_core::Unreadable;
+use queue_core::Update;
+use queue_core::UpdateRequest;
+use queue_core::WorkSignal;
+use tokio::time::Instant;
+use tokio::time::timeout;
+
+use crate::error::Concern;
+use crate::error::Writes;
+use crate::error::concern;
+use crate::error::failed;
+use crate::error::item_errors;
+use crate::error::silent;
+use crate::ops::NOT_AS_SEEN;
+use crate::ops::Ops;
+use crate::row;
+use crate::setup;
+use crate::wake::Watch;
+
+/// How long one command waits for rows that somebody has in an open transaction. MongoDB has no lock wait of its own, it tries
+/// again until the command's time is up; and it reads its clock when a command begins. So the time is short, and who may
+/// wait longer sends the command again.
+pub(crate) const LOCK_WAIT: Duration = Duration::from_millis(250);
+
+/// The same for one row of a batch that is gone through row by row because of another.
+pub(crate) const ROW_WAIT: Duration = Duration::from_millis(50);
+
+/// How many rows of such a batch are on their way at once.
+pub(crate) const AT_ONCE: usize = 8;
+
+/// How much longer than a command may run its answer is waited for: the driver would wait for a silent network for ever.
+const NETWORK: Duration = Duration::from_secs(10);
+
+/// What the clones of a backend share.
+#[derive(Debug)]
+pub(crate) struct Handle {
+    pub(crate) client: Client,
+    pub(crate) database: Database,
+    pub(crate) ops: Ops,
+    pub(crate) prefix: Identifier,
+    pub(crate) max_payload: usize,
+    pub(crate) lock_timeout: Duration,
+    pub(crate) clock: ClockOffset,
+    pub(crate) signal: WorkSignal,
+    pub(crate) watch: Watch,
+    /// Whether the schema has been seen: MongoDB finds nothing in a collection that is not there, and says nothing of it.
+    pub(crate) migrated: AtomicBool,
+    /// Changes commands before they are sent, and counts which it changed.
+    #[cfg(test)]
+    pub(crate) broken: Option<(Broken, Arc<AtomicUsize>)>,
+}
+
+/// A mistake that a test makes in commands.
+#[cfg(test)]
+pub(crate) type Broken = fn(&mut Document);
+
+/// How long one command of some rows may wait for them.
+pub(crate) fn patience(rows: usize) -> Duration {
+    LOCK_WAIT + Duration::from_millis(2) * u32::try_from(rows).unwrap_or(u32::MAX)
+}
+
+/// How many items of a write were changed.
+pub(crate) fn changed(reply: &Document) -> usize {
+    usize::try_from(reply.get_i32("nModified").unwrap_or_default()).unwrap_or_default()
+}
+
+impl Handle {
+    pub(crate) fn offset(&self) -> i64 {
+        self.clock.millis()
+    }
+
+    /// When a write of some rows gives up waiting: not before it has had the time that it may take.
+    pub(crate) fn deadline(&self, rows: usize) -> Instant {
+        Instant::now() + self.lock_timeout.max(patience(rows))
+    }
+
+    #[cfg_attr(not(test), expect(clippy::unused_self, reason = "the tests break commands"))]
+    fn sent(&self, command: Document) -> Document {
+        #[cfg(test)]
+        let command = {
+            let mut changed = command.clone();
+            if let Some((broken, times)) = &self.broken {
+                broken(&mut changed);
+                times.fetch_add(usize::from(changed != command), Ordering::SeqCst);
+            }
+            changed
+        };
+        command
+    }
+
+    /// Runs a command, on the primary whatever the client prefers.
+    pub(crate) async fn run(
+        &self,
+        command: Document,
+        session: Option<&mut ClientSession>,
+    ) -> mongodb::error::Result<Document> {
+        let command = self.database.run_command(self.sent(command));
+        match session {
+            Some(session) => command.session(session).await,
+            None => command.await,
+        }
+    }
+
+    /// The rows of a command that reads, from the primary.
+    ///
+    /// They are the newest there are, not the newest on a majority: a row that a compare-and-update has just lost to must be
+    /// seen. What the caller is told of them as a fact has been acknowledged by a majority: by the write that came before,
+    /// which says so of everything before it also if it changed nothing, or by [`settled`](Self::settled).
+    pub(crate) async fn read(
+        &self,
+        call: &str,
+        mut command: Document,
+        session: Option<&mut ClientSession>,
+    ) -> Result<Vec<Document>> {
+        let raw: mongodb::error::Result<Vec<RawDocumentBuf>> = match session {
+            Some(session) => {
+                async {
+                    let command = self.database.run_cursor_command(self.sent(command));
+                    let cursor = command.session(&mut *session).await?;
+                    cursor.with_type::<RawDocumentBuf>().stream(session).try_collect().await
+                }
+                .await
+            }
+            None => {
+                async {
+                    command.insert("readConcern", doc! { "level": "local" });
+                    let cursor = self.database.run_cursor_command(self.sent(command)).await?;
+                    cursor.with_type::<RawDocumentBuf>().try_collect().await
+                }
+                .await
+            }
+        };
+        let raw = raw.map_err(|error| failed(call, Writes::Nothing, error))?;
+        Ok(raw.iter().map(row::document).collect())
+    }
+
+    /// The rows of several commands that read: at once, but one after the other in a session.
+    pub(crate) async fn read_all(
+        &self,
+        call: &str,
+        commands: Vec<Document>,
+        session: Option<&mut ClientSession>,
+    ) -> Result<Vec<Document>> {
+        let mut rows = Vec::new();
+        match session {
+            None => rows = try_join_all(commands.into_iter().map(|command| self.read(call, command, None))).await?,
+            Some(session) => {
+                for command in commands {
+                    rows.push(self.read(call, command, Some(&mut *session)).await?);
+                }
+            }
+        }
+        Ok(rows.into_iter().flatten().collect())
+    }
+
+    /// Runs a command that writes, until a majority has journaled it. It waits for rows no longer than its patience, and for
+    /// the majority until the deadline.
+    pub(crate) async fn write(
+        &self,
+        call: &str,
+        mut command: Document,
+        writes: Writes,
+        patience: Duration,
+        deadline: Instant,
+    ) -> Result<Document> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let waits = patience.min(left).max(Duration::from_millis(1));
+        command.insert("writeConcern", doc! { "w": "majority", "j": true });
+        command.insert("maxTimeMS", i64::try_from(waits.as_millis()).unwrap_or(i64::MAX));
+        let reply = within(call, writes, left.max(waits), async {
+            self.run(command, None).await.map_err(|error| failed(call, writes, error))
+        })
+        .await?;
+        match concern(call, &reply) {
+            Concern::Met => {}
+            Concern::Late => self.settled(call, deadline).await?,
+            Concern::Failed(error) => return Err(error),
+        }
+        Ok(reply)
+    }
+
+    /// Waits until everything that the primary has written is on a majority.
+    pub(crate) async fn settled(&self, call: &str, deadline: Instant) -> Result<()> {
+        let mut command = self.ops.nothing();
+        let left = deadline.saturating_duration_since(Instant::now()).max(LOCK_WAIT);
+        command.insert("writeConcern", doc! { "w": "majority", "j": true });
+        command.insert("maxTimeMS", i64::try_from(left.as_millis()).unwrap_or(i64::MAX));
+        let reply = within(call, Writes::Rows, left, async {
+            self.run(command, None).await.map_err(|error| failed(call, Writes::Rows, error).with_certainty(Unknown))
+        })
+        .await?;
+        match concern(call, &reply) {
+            Concern::Met => Ok(()),
+            Concern::Failed(error) => Err(error),
+            Concern::Late => {
+                let message = format!("{call}: written, but not to a majority within {left:?}");
+                Err(Error::new(ErrorKind::Unavailable, Unknown, message))
+            }
+        }
+    }
+
+    /// Refuses to work where there is no schema.
+    pub(crate) async fn ready(&self, call: &str) -> Result<()> {
+        if self.migrated.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        if setup::admitted(self).await?.version == 0 {
+            return Err(setup::missing(call));
+        }
+        self.migrated.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// One compare-and-update, in the caller's transaction or in none.
+    pub(crate) async fn update_one(
+        &self,
+        update: &UpdateRequest,
+        session: Option<&mut ClientSession>,
+        deadline: Instant,
+    ) -> Result<Update> {
+        let UpdateRequest { id, current, patch } = update;
+        let command = || self.ops.update(*id, current, patch, self.offset());
+        let Some(session) = session else {
+            loop {
+                match self.write("update", command(), Writes::Row, LOCK_WAIT, deadline).await {
+                    Ok(reply) => return self.judged(*id, &reply, None).await,
+                    // With a later now, if there is still time.
+                    Err(error) if error.kind() == ErrorKind::Transient && Instant::now() < deadline => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        };
+        // Before anything is locked: a transaction whose first command was dropped the driver takes for one that has not
+        // begun, and does not abort it; the server would keep its locks for a minute.
+        self.read("update", self.ops.executions([*id]), Some(&mut *session)).await?;
+        let reply = self.run(command(), Some(&mut *session)).await;
+        let reply = reply.map_err(|error| failed("update", Writes::Nothing, error))?;
+        self.judged(*id, &reply, Some(session)).await
+    }
+
+    /// What the answer to a compare-and-update says; if nothing matched, what is there.
+    async fn judged(&self, id: JobId, reply: &Document, session: Option<&mut ClientSession>) -> Result<Update> {
+        let certainty = if session.is_some() { Writes::Nothing.lost() } else { Unknown };
+        if let Ok(row) = reply.get_document("value") {
+            return row::execution(row).map(Update::Applied).map_err(|row| broken(row, certainty));
+        }
+        let rows = self.read("update", self.ops.executions([id]), session).await?;
+        Ok(rows.first().map_or(Update::Missing, present))
+    }
+
+    /// Updates rows, of which no two are the same.
+    pub(crate) async fn update(&self, updates: &[UpdateRequest], deadline: Instant) -> Result<Vec<Update>> {
+        if let [update] = updates {
+            return Ok(vec![self.update_one(update, None, deadline).await?]);
+        }
+        let command = self.ops.update_many(updates, self.offset());
+        let written = self.write("update", command, Writes::Rows, patience(updates.len()), deadline).await;
+        let errors = match written {
+            Ok(reply) => item_errors(&reply),
+            Err(error) if error.kind() == ErrorKind::Transient => {
+                let deadline = deadline.max(Instant::now() + patience(updates.len()));
+                return self.update_singly(updates, deadline).await;
+            }
+            Err(error) => return Err(error),
+        };
+        let mut failed = errors.iter().filter(|error| error.code != NOT_AS_SEEN);
+        if let Some(first) = failed.next() {
+            return Err(first.clone().into_error("update").at_index(first.index));
+        }
+        // Nothing is written any more: what fails from here on is about the answers.
+        let ids = updates.iter().map(|update| update.id);
+        let rows = self.read("update", self.ops.executions(ids), None).await;
+        let rows: HashMap<_, _> = match rows {
+            Ok(rows) => rows.into_iter().map(|row| (row::id(&row), row)).collect(),
+            Err(error) => return Err(error.with_certainty(Unknown)),
+        };
+        let mut is_match = vec![true; updates.len()];
+        for error in errors {
+            if let Some(matched) = is_match.get_mut(error.index) {
+                *matched = false;
+            }
+        }
+        let answer = |(index, update): (usize, &UpdateRequest)| match (rows.get(&update.id), is_match[index]) {
+            (None, false) => Ok(Update::Missing),
+            (Some(row), false) => Ok(present(row)),
+            (row, true) => written_as(update, row).map_err(|error| error.at_index(index)),
+        };
+        updates.iter().enumerate().map(answer).collect()
+    }
+
+    /// The same row by row, because one of them is in somebody's open transaction: the others need not wait for it.
+    async fn update_singly(&self, updates: &[UpdateRequest], deadline: Instant) -> Result<Vec<Update>> {
+        let one = async |(index, update): (usize, &UpdateRequest)| {
+            let soon = deadline.min(Instant::now() + ROW_WAIT);
+            let answer = self.update_one(update, None, soon).await.map_err(|error| error.at_index(index))?;
+            let Update::Conflict(row) = &answer else { return Ok(answer) };
+            match update.patch.revision {
+                // It was written before the batch was cut off.
+                Some(new) if new != update.current.revision && row.revision == new => Ok(Update::Applied(row.clone())),
+                // A patch that leaves no trace may have been.
+                revision
+                    if revision.is_none_or(|new| new == update.current.revision)
+                        && row.revision == update.current.revision =>
+                {
+                    Err(superseded(update.id).at_index(index))
+                }
+                _ => Ok(answer),
+            }
+        };
+        let answers: Vec<Result<Update>> =
+            stream::iter(updates.iter().enumerate().map(one)).buffered(AT_ONCE).collect().await;
+        answers.into_iter().collect()
+    }
+
+    /// Wakes workers if the updates made work for them.
+    pub(crate) fn notify(&self, updates: &[UpdateRequest], answers: &[Update]) {
+        let applied =
+            |answer: &Update| matches!(answer, Update::Applied(execution) if execution.state == JobState::Waiting);
+        if answers.iter().any(applied) && updates.iter().any(|update| update.patch.available.is_some()) {
+            self.signal.notify();
+        }
+    }
+}
+
+/// Gives up an answer that does not come.
+pub(crate) async fn within<T>(
+    call: &str,
+    writes: Writes,
+    time: Duration,
+    answer: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    let time = time + NETWORK;
+    timeout(time, answer).await.unwrap_or_else(|_| Err(silent(call, writes, time)))
+}
+
+/// A row that did not match.
+fn present(row: &Document) -> Update {
+    row::execution(row).map_or_else(Update::Unreadable, Update::Conflict)
+}
+
+/// A row that matched and was written, as it was read after that.
+fn written_as(update: &UpdateRequest, row: Option<&Document>) -> Result<Update> {
+    let written = update.patch.revision.unwrap_or(update.current.revision);
+    match row {
+        Some(row) if row::revision(row) == Some(written) => {
+            row::execution(row).map(Update::Applied).map_err(|row| broken(row, Unknown))
+        }
+        _ => Err(superseded(update.id)),
+    }
+}
+
+/// It matched and was written, and still cannot be read: broken by hand where the fingerprint does not look.
+fn broken(row: Unreadable, certainty: queue_core::Certainty) -> Error {
+    let Unreadable { id, reason, .. } = row;
+    Error::new(ErrorKind::Schema, certainty, format!("job {id} cannot be read: {reason}"))
+}
+
+/// Somebody wrote the row before its answer could be read. It was applied, but what it then was nobody can say; the same
+/// decision, submitted again, is told of the conflict and of its own part in it.
+fn superseded(id: JobId) -> Error {
+    Error::new(ErrorKind::Transient, Unknown, format!("update: job {id} was changed again before the answer was read"))
+}
