@@ -1,42 +1,96 @@
 #!/usr/bin/env bash
 # All tests of the workspace, on every store that it supports, with a summary of what ran where.
 #
-#   scripts/test.sh              everything
-#   scripts/test.sh ARGUMENT...  handed to `cargo test`, such as `-p queue-core`
+#   scripts/test.sh                           everything
+#   scripts/test.sh --without NAME...         leaves out a server, by name: postgres pgbouncer mariadb mysql mongodb
+#   scripts/test.sh [--without NAME].. -- ARGUMENT...   the arguments go to `cargo test`, such as `-p queue-core`
 #
-# Needs Rust (https://rustup.rs) and a C compiler for the bundled SQLite; on Debian and Ubuntu a missing compiler is installed.
+# Starts the servers with scripts/servers.sh, which installs what is missing, and stops those that it started. One whose
+# variable TEST_POSTGRES_URL, TEST_PGBOUNCER_URL, TEST_MARIADB_URL, TEST_MYSQL_URL or TEST_MONGODB_URL is set is used as it is: the tests
+# make databases and schemas of their own in it, and drop them. Needs Rust (https://rustup.rs) and a C compiler for the bundled
+# SQLite; on Debian and Ubuntu a missing compiler is installed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-command -v cargo >/dev/null || { echo "cargo is missing: install Rust from https://rustup.rs" >&2; exit 1; }
+without=()
+while [ $# -gt 0 ]; do
+  case $1 in
+    --without)
+      [ $# -ge 2 ] || { echo '--without needs the name of a server' >&2; exit 2; }
+      without+=("$2")
+      shift 2
+      ;;
+    --) shift; break ;;
+    *) sed -n '2,11s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+  esac
+done
+left_out() { [[ " ${without[*]} " == *" $1 "* ]]; }
+servers=()
+for name in postgres pgbouncer mariadb mysql mongodb; do left_out $name || servers+=("$name"); done
+for name in "${without[@]}"; do
+  case $name in postgres | pgbouncer | mariadb | mysql | mongodb) ;; *) echo "unknown server: $name" >&2; exit 2 ;; esac
+done
+
+command -v cargo >/dev/null || { echo 'cargo is missing: install Rust from https://rustup.rs' >&2; exit 1; }
 if ! command -v cc >/dev/null; then
   if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
-    echo "installing a C compiler" >&2
+    echo 'installing a C compiler' >&2
     apt-get -qq update
     DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends gcc libc6-dev >/dev/null
   else
-    echo "a C compiler is missing: install gcc or clang" >&2
+    echo 'a C compiler is missing: install gcc or clang' >&2
     exit 1
   fi
 fi
 
 log=$(mktemp)
-trap 'rm -f "$log"' EXIT
-started=$SECONDS
+started=()
+# shellcheck disable=SC2329 # the trap calls it
+clean_up() {
+  rm -f "$log"
+  [ ${#started[@]} -eq 0 ] || scripts/servers.sh down "${started[@]}"
+}
+trap clean_up EXIT
+begun=$SECONDS
+for name in "${servers[@]}"; do
+  # Those that run already are left running.
+  [ -n "$(scripts/servers.sh env "$name" | grep _URL || true)" ] || started+=("$name")
+  scripts/servers.sh up "$name" >/dev/null && continue
+  # MySQL comes from a source that moves, and most of what is tested on it is tested on MariaDB too.
+  if [ "$name" = mysql ] && ! left_out mariadb; then
+    without+=(mysql)
+    echo 'MARIADB ONLY: MySQL cannot be had, so nothing is tested on it' >&2
+    continue
+  fi
+  echo "$name is needed; \`--without $name\` leaves it out" >&2
+  exit 1
+done
+environment=$(scripts/servers.sh env "${servers[@]}")
+eval "$environment"
+TEST_WITHOUT=$(IFS=,; echo "${without[*]}")
+export TEST_WITHOUT
+echo "servers are ready after $((SECONDS - begun)) s"
+
 # Without --no-fail-fast the first failing binary would hide the others.
-if [ $# -eq 0 ]; then set -- --workspace; fi
+if [ $# -eq 0 ]; then
+  set -- --workspace --features full
+  if left_out postgres; then set -- "$@" --exclude backend-postgres; fi
+  if left_out mariadb && left_out mysql; then set -- "$@" --exclude backend-mysql; fi
+  if left_out mongodb; then set -- "$@" --exclude backend-mongo; fi
+fi
 status=0
 cargo test --no-fail-fast "$@" 2>&1 | tee "$log" || status=$?
 
 echo
-echo "what ran ($((SECONDS - started)) s, $(rustc --version)):"
+echo "what ran ($((SECONDS - begun)) s, $(rustc --version)):"
 # The suites name the store and the number of cases themselves.
 grep -aE '^(conformance|matrix) ' "$log" | sed 's/^/  /' || true
+for name in "${without[@]}"; do echo "  WITHOUT $name"; done
 grep -aE '^test result: ' "$log" | awk '
   { for (i = 1; i < NF; i++) { if ($(i+1) ~ /^passed/) p += $i; if ($(i+1) ~ /^failed/) f += $i; if ($(i+1) ~ /^ignored/) g += $i } }
   END { printf "  %d passed, %d failed, %d ignored (each with its reason above)\n", p, f, g }'
 if [ "$status" -ne 0 ]; then
-  echo "  FAILED:"
+  echo '  FAILED:'
   grep -aE '^test .*FAILED$|^error: ' "$log" | sed 's/^/    /' || true
 fi
 exit "$status"

@@ -8,7 +8,16 @@ use queue_core::MemoryBackend;
 use crate::QueueError;
 
 /// The schemes that there are, and the feature that each needs.
-const SCHEMES: [(&str, Option<&str>); 2] = [("sqlite", Some("sqlite")), ("memory", None)];
+const SCHEMES: [(&str, Option<&str>); 8] = [
+    ("sqlite", Some("sqlite")),
+    ("postgres", Some("postgres")),
+    ("postgresql", Some("postgres")),
+    ("mysql", Some("mysql")),
+    ("mariadb", Some("mysql")),
+    ("mongodb", Some("mongo")),
+    ("mongodb+srv", Some("mongo")),
+    ("memory", None),
+];
 
 /// Connects to the store of this URL. No part of it but its scheme is ever put into a message.
 pub(crate) async fn connect(url: &str) -> Result<Arc<dyn Inspect>, QueueError> {
@@ -16,7 +25,13 @@ pub(crate) async fn connect(url: &str) -> Result<Arc<dyn Inspect>, QueueError> {
     let known = SCHEMES.into_iter().find(|(name, _)| Some(*name) == scheme.as_deref());
     match known {
         #[cfg(feature = "sqlite")]
-        Some(("sqlite", _)) => Ok(Arc::new(backend_sqlite::SqliteBackend::connect(url).await?)),
+        Some((_, Some("sqlite"))) => Ok(Arc::new(backend_sqlite::SqliteBackend::connect(url).await?)),
+        #[cfg(feature = "postgres")]
+        Some((_, Some("postgres"))) => Ok(Arc::new(backend_postgres::PostgresBackend::connect(url).await?)),
+        #[cfg(feature = "mysql")]
+        Some((_, Some("mysql"))) => Ok(Arc::new(backend_mysql::MysqlBackend::connect(url).await?)),
+        #[cfg(feature = "mongo")]
+        Some((_, Some("mongo"))) => Ok(Arc::new(backend_mongo::MongoBackend::connect(url).await?)),
         Some(("memory", _)) => Ok(Arc::new(MemoryBackend::new())),
         Some((scheme, Some(feature))) => Err(QueueError::FeatureDisabled { scheme, feature }),
         _ => Err(QueueError::UnknownScheme { scheme, known: SCHEMES.map(|(name, _)| name).join(", ") }),

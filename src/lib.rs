@@ -134,6 +134,10 @@
 //! | feature | scheme | |
 //! |---|---|---|
 //! | `sqlite` (default) | `sqlite:` | a file, or memory; no server |
+//! | `postgres` | `postgres:` | PostgreSQL 13 or newer |
+//! | `mysql` | `mysql:`, `mariadb:` | MySQL 8.0 or newer, MariaDB 10.6 or newer |
+//! | `mongo` | `mongodb:`, `mongodb+srv:` | MongoDB 5.0 or newer, as a replica set |
+//! | `tls` | | encrypted connections to PostgreSQL, MySQL and MariaDB; those to MongoDB can always be |
 //! | `full` | | every backend |
 //! | | `memory:` | always there: for tests, forgotten with the last handle |
 //!
@@ -149,6 +153,12 @@ mod queue;
 mod repeat;
 mod worker;
 
+#[cfg(feature = "mongo")]
+pub use backend_mongo as mongo;
+#[cfg(feature = "mysql")]
+pub use backend_mysql as mysql;
+#[cfg(feature = "postgres")]
+pub use backend_postgres as postgres;
 #[cfg(feature = "sqlite")]
 pub use backend_sqlite as sqlite;
 

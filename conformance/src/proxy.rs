@@ -177,7 +177,8 @@ async fn connect(client: TcpStream, shared: Arc<Shared>) -> io::Result<()> {
     let generation = state.borrow().generation;
     let server = TcpStream::connect(&shared.server).await?;
     // What is forwarded is not held up to be sent together with what follows.
-    (client.set_nodelay(true)?, server.set_nodelay(true)?);
+    client.set_nodelay(true)?;
+    server.set_nodelay(true)?;
     let (from_client, to_client) = client.into_split();
     let (from_server, to_server) = server.into_split();
     // Whether the last thing that went through was an answer.

@@ -1,8 +1,11 @@
 //! A first look: one job per file of a folder, a worker that freezes, and what the database says afterwards.
 //!
 //! ```text
-//! cargo run --example quickstart [-- FOLDER] [--url sqlite:FILE]
+//! cargo run --example quickstart [-- [FOLDER] [--url URL]]
+//! cargo run --example quickstart --features postgres -- --url postgres://user@host/database
 //! ```
+//!
+//! The features are `postgres`, `mysql` (for MariaDB too) and `mongo`; SQLite needs none.
 //!
 //! Run it twice: the second run enqueues nothing new, since the same id is the same job.
 
@@ -42,7 +45,7 @@ async fn run() -> Result<()> {
 
     screen::title("1  Enqueue: one job per file");
     println!("   folder    {}", folder.display());
-    println!("   database  {url}");
+    println!("   database  {}", without_secrets(&url));
     let jobs = files::jobs(&queue, &folder)?;
     let new = files::enqueue(&queue, &jobs).await?;
     let known = jobs.len() - new;
@@ -99,17 +102,26 @@ fn arguments() -> Result<(PathBuf, String)> {
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--url" => url = Some(arguments.next().ok_or("--url needs a URL")?),
-            option if option.starts_with('-') => return Err("usage: quickstart [FOLDER] [--url sqlite:FILE]".into()),
+            option if option.starts_with('-') => return Err("usage: quickstart [FOLDER] [--url URL]".into()),
             _ => folder = Some(PathBuf::from(argument)),
         }
     }
     let folder = folder.unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
     let folder = folder.canonicalize().map_err(|error| format!("{}: {error}", folder.display()))?;
     let url = url.unwrap_or_else(default_url);
-    if !url.starts_with("sqlite:") || url.contains(":memory:") {
-        return Err("quickstart needs a file, sqlite:FILE, since it opens it twice".into());
+    if url.contains("memory:") {
+        return Err("quickstart needs a file or a server, since it opens the store twice".into());
     }
     Ok((folder, url))
+}
+
+/// The URL without the user, the password and the parameters.
+fn without_secrets(url: &str) -> String {
+    let (rest, _) = url.split_once('?').unwrap_or((url, ""));
+    match (rest.split_once("://"), rest.rsplit_once('@')) {
+        (Some((scheme, _)), Some((_, place))) => format!("{scheme}://{place}"),
+        _ => rest.to_owned(),
+    }
 }
 
 /// Beside what Cargo builds, so that the next run finds it.

@@ -110,6 +110,12 @@ impl Store {
         Arc::new(Self { _folder: Some(folder), ..store })
     }
 
+    /// A lease that is short, for tests that wait for its end, and longer than a busy machine stands still.
+    #[cfg(any(feature = "postgres", feature = "mysql", feature = "mongo"))]
+    pub(crate) fn on_a_server(backend: Arc<dyn Inspect>) -> Arc<Self> {
+        Arc::new(Self::over(backend, None, Duration::from_millis(900)))
+    }
+
     /// Another handle to the same jobs, with calls and faults of its own.
     pub(crate) fn another(&self) -> Arc<Self> {
         let handle = Self::over(Arc::clone(&self.inner), self.memory.clone(), self.lease);
@@ -406,6 +412,26 @@ macro_rules! on_each_store {
                 }
             )*
         }
+
+        crate::common::on_server!(on_postgres, "postgres", "postgres", $($scenario)*);
+        crate::common::on_server!(on_mysql, "mysql", "mysql", $($scenario)*);
+        crate::common::on_server!(on_mariadb, "mysql", "mariadb", $($scenario)*);
+        crate::common::on_server!(on_mongodb, "mongo", "mongodb", $($scenario)*);
     };
 }
 pub(crate) use on_each_store;
+
+macro_rules! on_server {
+    ($module:ident, $feature:literal, $name:literal, $($scenario:ident)*) => {
+        #[cfg(feature = $feature)]
+        mod $module {
+            $(
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $scenario() {
+                    crate::servers::run($name, super::$scenario).await;
+                }
+            )*
+        }
+    };
+}
+pub(crate) use on_server;

@@ -7,4 +7,6 @@ mod lease;
 mod outcome;
 mod queue;
 mod robust;
+#[cfg(any(feature = "postgres", feature = "mysql", feature = "mongo"))]
+mod servers;
 mod stop;

