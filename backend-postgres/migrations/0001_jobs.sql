@@ -40,7 +40,9 @@ CREATE TABLE "{schema}".jobs (
     CONSTRAINT jobs_id PRIMARY KEY (id)
 ) WITH (
     -- Room for the next version of a row beside it. An update that changes no column of an index, in its predicate too, then
-    -- writes to no index (a heap-only update). A heartbeat is one, as long as no index names lease_expires_at.
+    -- writes to no index (a heap-only update). A heartbeat is one, as long as no index names lease_expires_at: 165 bytes of
+    -- write-ahead log for each, 255 on full pages, 490 with an index by lease. Claims and settles change the state, and so
+    -- are none (470 bytes each); less than 80 saves nothing more.
     fillfactor = 80,
     -- A queue that drains must not shrink to no page, for which the server would plan to read whole what then grows again;
     -- nor lock out everybody while it shrinks.

@@ -10,6 +10,7 @@ use sqlx::postgres::PgSeverity;
 pub(crate) fn failed(call: &'static str, lost: Certainty, error: sqlx::Error) -> Error {
     let (kind, certainty) = match &error {
         sqlx::Error::Database(_) => match postgres(&error) {
+            Some(error) if is_taken(error) => (ErrorKind::Invalid, Certainty::NotApplied),
             // The connection ends with it; whether before or after the commit is not said.
             Some(error) if ends_the_session(error) => (database_kind(error.code()), lost),
             // The server does not know either.
@@ -32,7 +33,9 @@ pub(crate) fn failed(call: &'static str, lost: Certainty, error: sqlx::Error) ->
     };
     let message = match kind {
         ErrorKind::Schema => format!("{call}: the tables are missing or not as this version knows them; see migrate"),
-        ErrorKind::Invalid if is_taken(&error) => format!("{call}: another active job has the unique key"),
+        ErrorKind::Invalid if postgres(&error).is_some_and(is_taken) => {
+            format!("{call}: another active job has the unique key")
+        }
         ErrorKind::Unsupported => {
             format!("{call}: this looks like a pooler in transaction mode; see transaction_pooler")
         }
@@ -51,7 +54,6 @@ fn database_kind(code: &str) -> ErrorKind {
         "25006" => ErrorKind::Unavailable,
         // Prepared statements of somebody else.
         "26000" | "42P05" => ErrorKind::Unsupported,
-        "23505" => ErrorKind::Invalid,
         "42501" => ErrorKind::Permanent,
         _ => match code.get(..2) {
             Some("08" | "53" | "57" | "58") => ErrorKind::Unavailable,
@@ -80,7 +82,7 @@ pub(crate) fn spoils_the_connection(error: &sqlx::Error) -> bool {
     }
 }
 
-/// Whether the error is a broken unique index.
-fn is_taken(error: &sqlx::Error) -> bool {
-    error.as_database_error().is_some_and(|error| error.is_unique_violation())
+/// Whether the error is the unique key of an active job, as of a rerun.
+fn is_taken(error: &PgDatabaseError) -> bool {
+    error.code() == "23505" && error.constraint() == Some("jobs_unique")
 }

@@ -32,8 +32,8 @@
 //! # Costs
 //!
 //! Claims, settles, heartbeats and purges go through indexes whatever the size of the table. These calls do not: a claim walks past
-//! the due jobs of kinds that it does not want (about 50 ms for 100 000 of them); [`stale`](queue_core::Backend::stale) reads
-//! all jobs that are held, for every page (about 10 ms for 10 000), since an index by lease would make every heartbeat cost
+//! the due jobs of kinds that it does not want (0.1 to 0.5 s for 100 000 of them); [`stale`](queue_core::Backend::stale) reads
+//! all jobs that are held, for every page (about 5 ms for 10 000), since an index by lease would make every heartbeat cost
 //! three times as much; [`list`](queue_core::Inspect::list) with a filter that few jobs match, and
 //! [`counts`](queue_core::Inspect::counts), read the whole table.
 //!

@@ -33,8 +33,11 @@ impl Listener {
         Self { pool, channel, signal, silence: Self::SILENCE, task: Mutex::default() }
     }
 
-    /// Begins to listen, unless it does.
+    /// Begins to listen, unless it does, or the handle has been closed.
     pub(crate) fn start(&self) {
+        if self.pool.is_closed() {
+            return;
+        }
         let mut task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
         // It ends by itself only with the runtime that it was started in.
         if task.as_ref().is_none_or(JoinHandle::is_finished) {

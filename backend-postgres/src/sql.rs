@@ -14,7 +14,8 @@ use sqlx::SqlStr;
 
 /// The server's clock in whole milliseconds, cut, not rounded. Read once per statement, when the locks of its tables have been
 /// granted: the time that `statement_timestamp()` gives lies before that, and `now()` is the transaction's beginning.
-const CLOCK: &str = "clock AS MATERIALIZED (SELECT date_trunc('milliseconds', clock_timestamp()) + $1 * interval '1 millisecond' AS now)";
+const CLOCK: &str = "clock AS MATERIALIZED (\
+                     SELECT date_trunc('milliseconds', clock_timestamp()) + $1 * interval '1 millisecond' AS now)";
 
 const NOW: &str = "(SELECT now FROM clock)";
 const FIRST: &str = "'0001-01-01 00:00:00+00'::timestamptz";
@@ -99,6 +100,8 @@ impl Sql {
         let expiry = format!(
             "CASE WHEN j.lease_expires_at IS NULL THEN '-infinity' ELSE greatest(j.lease_expires_at, {FIRST}) END"
         );
+        let claim_of_e =
+            format!("j.id = e.id AND j.revision = e.revision AND j.claimed_by = e.worker AND j.state IN {HELD}");
         let begin = format!(
             "BEGIN ISOLATION LEVEL READ COMMITTED; \
              SELECT set_config('lock_timeout', '{PATIENCE}', true) WHERE current_setting('lock_timeout') = '0'; "
@@ -133,7 +136,8 @@ impl Sql {
                      AND j.max_attempts = e.max_attempts AND j.unique_key IS NOT DISTINCT FROM e.unique_key) AS repeated \
                  FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::smallint[], $6::bigint[], $7::text[]) \
                    WITH ORDINALITY AS e(id, queue, kind, payload, priority, max_attempts, unique_key, item) \
-                 LEFT JOIN LATERAL (SELECT id, queue, kind, payload, priority, max_attempts, unique_key FROM {jobs} WHERE id = e.id OFFSET 0) AS j ON true \
+                 LEFT JOIN LATERAL (SELECT id, queue, kind, payload, priority, max_attempts, unique_key FROM {jobs} \
+                   WHERE id = e.id OFFSET 0) AS j ON true \
                  LEFT JOIN LATERAL (SELECT id FROM {jobs} WHERE queue = e.queue AND unique_key = e.unique_key \
                    AND state NOT IN {ENDED} OFFSET 0) AS h ON true"
             )),
@@ -145,11 +149,8 @@ impl Sql {
                 "WITH {CLOCK}, \
                  held AS MATERIALIZED (SELECT j.id, j.revision, j.claimed_by, free.id AS free \
                    FROM (SELECT * FROM unnest($3::uuid[], $4::uuid[], $5::text[]) AS e(id, revision, worker) ORDER BY id) AS e \
-                   CROSS JOIN LATERAL (SELECT j.id, j.revision, j.claimed_by FROM {jobs} AS j \
-                     WHERE j.id = e.id AND j.revision = e.revision AND j.claimed_by = e.worker AND j.state IN {HELD} OFFSET 0) AS j \
-                   LEFT JOIN LATERAL (SELECT j.id FROM {jobs} AS j \
-                     WHERE j.id = e.id AND j.revision = e.revision AND j.claimed_by = e.worker AND j.state IN {HELD} \
-                     FOR UPDATE SKIP LOCKED) AS free ON true), \
+                   CROSS JOIN LATERAL (SELECT j.id, j.revision, j.claimed_by FROM {jobs} AS j WHERE {claim_of_e} OFFSET 0) AS j \
+                   LEFT JOIN LATERAL (SELECT j.id FROM {jobs} AS j WHERE {claim_of_e} FOR UPDATE SKIP LOCKED) AS free ON true), \
                  extended AS (UPDATE {jobs} AS j SET lease_expires_at = \
                      greatest(j.lease_expires_at, least(clock.now + $2 * interval '1 millisecond', {LAST})) \
                    FROM clock WHERE j.id = ANY (ARRAY(SELECT free FROM held)) RETURNING j.id) \
@@ -281,8 +282,8 @@ fn claim(jobs: &str) -> String {
 ///
 /// The rows are locked in the order of their ids, and compared as they are then, whatever this statement saw when it began. The
 /// clock is read after that, since it may have waited. The array has them looked up by id once more, whatever is the best plan for
-/// the join with it. A row that could not be answered for, because another column of its
-/// lifecycle is out of range, is not written either.
+/// the join with it. A row that could not be answered for, because another column of its lifecycle is out of range, is not
+/// written either.
 fn update(jobs: &str, schema: &Identifier) -> String {
     let changed = |column: &str, set: &str| {
         format!("{column} = CASE e.set_{column} WHEN 'set' THEN {set} WHEN 'keep' THEN j.{column} END")
@@ -298,10 +299,11 @@ fn update(jobs: &str, schema: &Identifier) -> String {
         Failure::KEPT,
     );
     format!(
-        "WITH locked AS MATERIALIZED (SELECT e.*, j.* FROM {} CROSS JOIN (SELECT * FROM unnest($4::uuid[], $5::text[], $6::bigint[], \
-             $7::text[], $8::timestamptz[], $9::timestamptz[], $10::uuid[], $11::text[], $12::timestamptz[], $13::text[], \
-             $14::bigint[], $15::uuid[], $16::timestamptz[], $17::bigint[], $18::boolean[], $19::text[], $20::text[], \
-             $21::bigint[], $22::text[], $23::text[], $24::text[], $25::text[], $26::text[]) \
+        "WITH locked AS MATERIALIZED (SELECT e.*, j.* FROM {} \
+           CROSS JOIN (SELECT * FROM unnest($4::uuid[], $5::text[], $6::bigint[], $7::text[], $8::timestamptz[], \
+             $9::timestamptz[], $10::uuid[], $11::text[], $12::timestamptz[], $13::text[], $14::bigint[], $15::uuid[], \
+             $16::timestamptz[], $17::bigint[], $18::boolean[], $19::text[], $20::text[], $21::bigint[], $22::text[], \
+             $23::text[], $24::text[], $25::text[], $26::text[]) \
              AS e(seen_id, seen_state, seen_attempt, seen_claimed_by, seen_claimed_at, seen_attempted_at, seen_revision, \
                seen_lease, seen_expiry, new_state, new_attempt, new_revision, at, after, clear_claim, set_attempted_at, \
                set_lease_expires_at, new_lease, set_finished_at, set_result, new_result, new_payload, failure) \
@@ -325,9 +327,11 @@ fn update(jobs: &str, schema: &Identifier) -> String {
              claimed_by = CASE WHEN e.clear_claim THEN NULL ELSE j.claimed_by END, \
              claimed_at = CASE WHEN e.clear_claim THEN NULL ELSE j.claimed_at END, \
              {}, {}, {}, {}, payload = coalesce(e.new_payload, j.payload), errors = {errors} \
-           FROM judged AS e WHERE j.id = ANY (ARRAY(SELECT id FROM judged WHERE matches)) AND j.id = e.id AND e.matches RETURNING {}, j.available_at) \
+           FROM judged AS e \
+           WHERE j.id = ANY (ARRAY(SELECT id FROM judged WHERE matches)) AND j.id = e.id AND e.matches \
+           RETURNING {}, j.available_at) \
          SELECT true AS applied, {}, {} AS woken FROM updated \
-         UNION ALL SELECT false, {}, NULL FROM judged WHERE NOT matches",
+         UNION ALL SELECT false, {}, NULL FROM judged WHERE matches IS NOT TRUE",
         patience(),
         execution("j"),
         u32::MAX,

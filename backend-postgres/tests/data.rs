@@ -200,3 +200,17 @@ async fn a_beat_tells_an_old_claim_from_the_present_one() {
     let beats = backend.extend_leases(&[old, new.clone(), missing, new], lease()).await.expect("beats");
     assert_eq!(beats, [Beat::Lost, Beat::Extended, Beat::Lost, Beat::Extended]);
 }
+
+/// A row whose lease is gone is no row whose lease has run out: a conflict, and not a missing row either.
+#[tokio::test]
+async fn a_lease_that_is_missing_is_not_the_one_that_was_seen() {
+    let (scratch, backend) = migrated().await;
+    backend.enqueue(&[job("1")]).await.expect("stores");
+    let claimed = claim_one(&backend).await;
+    scratch.run("UPDATE {schema}.jobs SET lease_expires_at = now() - interval '1 hour'").await;
+    let seen = backend.stale(None, limit(1)).await.expect("lists").items.remove(0);
+    scratch.run("UPDATE {schema}.jobs SET lease_expires_at = NULL").await;
+    let recover = Decision::new(&seen, &Transition::Recover).expect("legal").request().clone();
+    let answers = backend.update_many_if_current(&[recover]).await.expect("answers");
+    assert_eq!(answers, [Update::Conflict(Execution { lease_expires_at: None, ..claimed.execution })]);
+}
