@@ -38,6 +38,9 @@ fn third(lease: Lease) -> Duration {
     (lease.duration() / 3).max(ROW_WAIT)
 }
 
+/// How often rows that could not be had in their time are tried: a server that is slow looks like a row that is locked.
+const PASSES: usize = 4;
+
 /// One claim on its way.
 struct Claim<'a> {
     handle: &'a Handle,
@@ -186,10 +189,16 @@ impl Claim<'_> {
                 rows = claimed.map_err(|error| error.with_certainty(Unknown))?;
             }
         }
-        if self.refusal.is_some() && rows.len() < self.limit() {
+        for _ in 0..PASSES {
+            if self.refusal.is_none() || rows.len() >= self.limit() || Instant::now() >= self.deadline {
+                break;
+            }
             let has_some = !rows.is_empty();
             let gone_on = self.past_refusals(&mut rows).await;
             gone_on.map_err(|error| if has_some { error.with_certainty(Unknown) } else { error })?;
+            if !rows.is_empty() {
+                break;
+            }
         }
         match self.refusal {
             // There may be more: not to be mistaken for an empty queue.
@@ -261,10 +270,17 @@ impl Handle {
                 true => single.extend(claim.iter().copied()),
             }
         }
-        let calls: Vec<_> = single.iter().map(|held| self.extend_one(held, lease, deadline)).collect();
-        let written: Vec<_> = stream::iter(calls).buffered(AT_ONCE).collect().await;
-        for (held, is_written) in single.into_iter().zip(written) {
-            passed.0.extend(is_written?.then_some((held.id, held.revision)));
+        for _ in 0..PASSES {
+            let calls: Vec<_> = single.iter().map(|held| self.extend_one(held, lease, deadline)).collect();
+            let written: Vec<_> = stream::iter(calls).buffered(AT_ONCE).collect().await;
+            let mut left = Vec::new();
+            for (held, is_written) in single.into_iter().zip(written) {
+                match is_written? {
+                    true => drop(passed.0.insert((held.id, held.revision))),
+                    false => left.push(held),
+                }
+            }
+            single = left;
         }
         Ok(passed)
     }

@@ -53,7 +53,7 @@ use crate::wake::Watch;
 pub(crate) const LOCK_WAIT: Duration = Duration::from_millis(250);
 
 /// The same for one row of a batch that is gone through row by row because of another.
-pub(crate) const ROW_WAIT: Duration = Duration::from_millis(50);
+pub(crate) const ROW_WAIT: Duration = Duration::from_millis(100);
 
 /// How many rows of such a batch are on their way at once.
 pub(crate) const AT_ONCE: usize = 8;
@@ -215,17 +215,20 @@ impl Handle {
         let left = deadline.saturating_duration_since(Instant::now()).max(LOCK_WAIT);
         command.insert("writeConcern", doc! { "w": "majority", "j": true });
         command.insert("maxTimeMS", i64::try_from(left.as_millis()).unwrap_or(i64::MAX));
+        // Whatever it is, the write before it was made.
+        let unsettled = |error: Error| {
+            let message = format!("{call}: written, but maybe not to a majority");
+            Error::new(ErrorKind::Unavailable, Unknown, message).with_source(error)
+        };
         let reply = within(call, Writes::Rows, left, async {
-            self.run(command, None).await.map_err(|error| failed(call, Writes::Rows, error).with_certainty(Unknown))
+            self.run(command, None).await.map_err(|error| failed(call, Writes::Rows, error))
         })
-        .await?;
+        .await
+        .map_err(unsettled)?;
         match concern(call, &reply) {
             Concern::Met => Ok(()),
             Concern::Failed(error) => Err(error),
-            Concern::Late => {
-                let message = format!("{call}: written, but not to a majority within {left:?}");
-                Err(Error::new(ErrorKind::Unavailable, Unknown, message))
-            }
+            Concern::Late => Err(unsettled(silent(call, Writes::Rows, left))),
         }
     }
 
