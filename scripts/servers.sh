@@ -162,7 +162,7 @@ up_mysql() {
   port mysql >/dev/null
   [ -e "$at/data/mysql.ibd" ] || mysqld --initialize-insecure >"$at/init.log" 2>&1
   (mysqld --port="$(port mysql)" --bind-address=127.0.0.1 --mysqlx=OFF --socket="$at/s" --pid-file="$at/pid" --max-connections=300 \
-    --innodb-buffer-pool-size=256M >"$at/log" 2>&1 </dev/null &)
+    --innodb-buffer-pool-size=256M --disable-log-bin >"$at/log" 2>&1 </dev/null &)
   await mysql MySQL
 }
 
