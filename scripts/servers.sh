@@ -213,7 +213,7 @@ url() {
   case $1 in
     postgres | pgbouncer) echo "postgres://postgres@127.0.0.1:$(port "$1")/postgres" ;;
     mariadb | mysql) echo "mysql://root@127.0.0.1:$(port "$1")/mysql" ;;
-    mongodb) echo "mongodb://127.0.0.1:$(port "$1")/?replicaSet=rs0" ;;
+    mongodb) echo "mongodb://127.0.0.1:$(port "$1")/test?replicaSet=rs0" ;;
   esac
 }
 
