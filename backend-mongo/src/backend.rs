@@ -16,7 +16,6 @@ use crate::config::MongoOptions;
 use crate::config::checked_database;
 use crate::error::Writes;
 use crate::handle::Handle;
-use crate::handle::patience;
 use crate::ops::Ops;
 use crate::row;
 use crate::setup;
@@ -76,13 +75,14 @@ impl MongoBackend {
     }
 
     async fn admitted(client: Client, database: &str, options: MongoOptions, is_own: bool) -> Result<Self> {
-        let MongoOptions { prefix, max_payload, lock_timeout, change_streams, clock, .. } = options;
+        let MongoOptions { prefix, max_payload, skip_locked_after, lock_timeout, change_streams, clock, .. } = options;
         let handle = Handle {
             database: client.database(database),
             client,
             ops: Ops::new(&prefix),
             prefix,
             max_payload,
+            skip_locked_after,
             lock_timeout,
             clock,
             signal: WorkSignal::default(),
@@ -251,7 +251,7 @@ impl Inspect for MongoBackend {
         for ids in ids.chunks(AT_ONCE) {
             let command = handle.ops.purge(ids, state, older_than, handle.offset());
             let deadline = handle.deadline(ids.len());
-            let reply = handle.write("purge", command, Writes::Rows, patience(ids.len()), deadline).await;
+            let reply = handle.write("purge", command, Writes::Rows, handle.patience(ids.len()), deadline).await;
             let reply = reply.map_err(|error| if purged > 0 { error.with_certainty(Unknown) } else { error })?;
             if let Some(error) = crate::error::item_errors(&reply).pop() {
                 return Err(error.into_error("purge").with_certainty(Unknown));

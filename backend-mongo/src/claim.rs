@@ -26,20 +26,38 @@ use crate::error::is_about_a_row;
 use crate::error::item_errors;
 use crate::handle::AT_ONCE;
 use crate::handle::Handle;
-use crate::handle::ROW_WAIT;
+use crate::handle::MAJORITY_WAIT;
+use crate::handle::ROW_WAITS;
 use crate::handle::changed;
-use crate::handle::patience;
+use crate::handle::within;
 use crate::ops::KINDS;
 use crate::row;
 
-/// A third of the lease: waiting longer would leave too little of it. A lease so short that this is next to nothing is not
-/// kept up by more than a moment.
-fn third(lease: Lease) -> Duration {
-    (lease.duration() / 3).max(ROW_WAIT)
+/// Until when a claim or a heartbeat may wait.
+#[derive(Clone, Copy, Debug)]
+struct Wait {
+    /// For rows: a third of the lease, since waiting longer would leave too little of it. A lease so short that this is next
+    /// to nothing is not kept up by more than a moment.
+    rows: Instant,
+    /// For a majority, which no lease can hurry.
+    majority: Instant,
 }
 
-/// How often rows that could not be had in their time are tried: a server that is slow looks like a row that is locked.
-const PASSES: usize = 4;
+impl Wait {
+    fn of(lease: Lease) -> Self {
+        let (now, third) = (Instant::now(), lease.duration() / 3);
+        Self { rows: now + third.max(ROW_WAITS[0]), majority: now + third.max(MAJORITY_WAIT) }
+    }
+
+    fn is_over(self) -> bool {
+        Instant::now() >= self.rows
+    }
+
+    /// So much of a command's patience as is left.
+    fn at_most(self, patience: Duration) -> Duration {
+        patience.min(self.rows.saturating_duration_since(Instant::now()))
+    }
+}
 
 /// One claim on its way.
 struct Claim<'a> {
@@ -47,7 +65,9 @@ struct Claim<'a> {
     request: &'a ClaimRequest,
     /// The claim's own, which says which rows it won.
     revision: Revision,
-    deadline: Instant,
+    wait: Wait,
+    /// Until when it looks for something that can be had.
+    gives_up: Instant,
     /// What was tried, and so may have been won.
     tried: Vec<JobId>,
     /// Why a row could not be had.
@@ -78,17 +98,8 @@ impl Claim<'_> {
         Ok(found.into_iter().map(|(_, _, id)| id).collect())
     }
 
-    /// The row that a command for a single one claimed, if it did.
-    async fn one(&mut self, command: Document, wait: Duration) -> Result<Option<Document>> {
-        let reply = self.handle.write("claim", command, Writes::Row, wait, self.deadline).await;
-        match reply {
-            Ok(reply) => Ok(reply.get_document("value").ok().cloned()),
-            Err(error) if is_about_a_row(&error) => {
-                self.refusal = Some(error);
-                Ok(None)
-            }
-            Err(error) => Err(error),
-        }
+    async fn write(&self, command: Document, writes: Writes, patience: Duration) -> Result<Document> {
+        self.handle.write("claim", command, writes, self.wait.at_most(patience), self.wait.majority).await
     }
 
     /// Claims the first ones at once; if others were faster, those at a random place behind, so that not everybody fights for
@@ -107,8 +118,7 @@ impl Claim<'_> {
             let before = self.tried.len();
             self.tried.extend(window);
             let command = self.handle.ops.claim_these(self.request, window, self.revision, self.offset());
-            let wait = patience(window.len());
-            let reply = self.handle.write("claim", command, Writes::Rows, wait, self.deadline).await;
+            let reply = self.write(command, Writes::Rows, self.handle.patience(window.len())).await;
             let won = match reply {
                 Ok(reply) => match item_errors(&reply).pop() {
                     None => changed(&reply),
@@ -133,7 +143,7 @@ impl Claim<'_> {
             if missing == 0 || was_all {
                 return Ok(());
             }
-            if Instant::now() >= self.deadline {
+            if self.wait.is_over() {
                 let message = "claim: others were faster, again and again";
                 self.refusal = Some(Error::not_applied(ErrorKind::Transient, message));
                 return Ok(());
@@ -142,41 +152,58 @@ impl Claim<'_> {
         }
     }
 
-    /// Claims row by row, past those that cannot be had.
+    /// Claims row by row, past those that cannot be had. If there are no others it tries again for a while, and looks for new
+    /// ones: to a server that is busy every row may seem to be locked.
     async fn past_refusals(&mut self, rows: &mut Vec<Document>) -> Result<()> {
-        let missing = self.limit().saturating_sub(rows.len());
-        let candidates = self.candidates(4 * missing + 16).await?;
-        if candidates.is_empty() {
-            // What could not be had is gone.
-            self.refusal = None;
-        }
-        let mut left = candidates.into_iter();
-        while rows.len() < self.limit() && Instant::now() < self.deadline {
-            let next: Vec<_> = left.by_ref().take(self.limit() - rows.len()).collect();
-            if next.is_empty() {
-                break;
+        let mut waits = ROW_WAITS.into_iter();
+        let mut patience = ROW_WAITS[0];
+        loop {
+            patience = waits.next().unwrap_or(patience);
+            let missing = self.limit().saturating_sub(rows.len());
+            let candidates = self.candidates(4 * missing + 16).await?;
+            if candidates.is_empty() {
+                // What could not be had is gone.
+                self.refusal = None;
+                return Ok(());
             }
-            let one = async |id: JobId| {
-                let command = self.handle.ops.claim_this(self.request, id, self.revision, self.offset());
-                self.handle.write("claim", command, Writes::Row, ROW_WAIT, self.deadline).await
-            };
-            let replies: Vec<_> = stream::iter(next).map(one).buffered(AT_ONCE).collect().await;
-            for reply in replies {
-                match reply {
-                    Ok(reply) => rows.extend(reply.get_document("value").ok().cloned()),
-                    Err(error) if is_about_a_row(&error) => self.refusal = Some(error),
-                    Err(error) => return Err(error.with_certainty(Unknown)),
+            let mut left = candidates.into_iter();
+            let mut is_hopeless = false;
+            while rows.len() < self.limit() && !self.wait.is_over() {
+                let next: Vec<_> = left.by_ref().take(self.limit() - rows.len()).collect();
+                if next.is_empty() {
+                    break;
+                }
+                let one = async |id: JobId| {
+                    let command = self.handle.ops.claim_this(self.request, id, self.revision, self.offset());
+                    self.write(command, Writes::Row, patience).await
+                };
+                let replies: Vec<_> = stream::iter(next).map(one).buffered(AT_ONCE).collect().await;
+                for reply in replies {
+                    match reply {
+                        Ok(reply) => rows.extend(reply.get_document("value").ok().cloned()),
+                        Err(error) if is_about_a_row(&error) => {
+                            is_hopeless = error.kind() != ErrorKind::Transient;
+                            self.refusal = Some(error);
+                        }
+                        Err(error) => return Err(error.with_certainty(Unknown)),
+                    }
                 }
             }
+            if !rows.is_empty() || is_hopeless || Instant::now() >= self.gives_up {
+                return Ok(());
+            }
         }
-        Ok(())
     }
 
     async fn run(mut self) -> Result<Claimed> {
         let mut rows = Vec::new();
         if self.limit() == 1 && self.request.kinds().len() <= KINDS {
             let command = self.handle.ops.claim_first(self.request, self.revision, self.offset());
-            rows.extend(self.one(command, patience(1)).await?);
+            match self.write(command, Writes::Row, self.handle.patience(1)).await {
+                Ok(reply) => rows.extend(reply.get_document("value").ok().cloned()),
+                Err(error) if is_about_a_row(&error) => self.refusal = Some(error),
+                Err(error) => return Err(error),
+            }
         } else {
             // The rows of earlier rounds are claimed whatever ends a later one.
             let ended = self.many().await;
@@ -189,16 +216,10 @@ impl Claim<'_> {
                 rows = claimed.map_err(|error| error.with_certainty(Unknown))?;
             }
         }
-        for _ in 0..PASSES {
-            if self.refusal.is_none() || rows.len() >= self.limit() || Instant::now() >= self.deadline {
-                break;
-            }
+        if self.refusal.is_some() && rows.len() < self.limit() {
             let has_some = !rows.is_empty();
             let gone_on = self.past_refusals(&mut rows).await;
             gone_on.map_err(|error| if has_some { error.with_certainty(Unknown) } else { error })?;
-            if !rows.is_empty() {
-                break;
-            }
         }
         match self.refusal {
             // There may be more: not to be mistaken for an empty queue.
@@ -216,24 +237,26 @@ fn random(below: usize) -> usize {
 
 impl Handle {
     pub(crate) async fn claim(&self, request: &ClaimRequest) -> Result<Claimed> {
-        let wait = third(request.lease());
+        let wait = Wait::of(request.lease());
         let claim = Claim {
             handle: self,
             request,
             revision: Revision::random(),
-            deadline: Instant::now() + wait,
+            wait,
+            gives_up: wait.rows.min(Instant::now() + self.lock_timeout),
             tried: Vec::new(),
             refusal: None,
         };
-        crate::handle::within("claim", Writes::Rows, wait, claim.run()).await
+        let longest = wait.majority.saturating_duration_since(Instant::now());
+        within("claim", Writes::Rows, longest, claim.run()).await
     }
 
     /// Renews leases: all in one command, and if that meets a row which it would have to wait for, row by row.
     pub(crate) async fn extend(&self, held: &[Held], lease: Lease) -> Result<Vec<Beat>> {
-        let wait = third(lease);
-        let deadline = Instant::now() + wait;
-        crate::handle::within("extend", Writes::Rows, wait, async {
-            let passed = self.extend_all(held, lease, deadline).await?;
+        let wait = Wait::of(lease);
+        let longest = wait.majority.saturating_duration_since(Instant::now());
+        within("extend", Writes::Rows, longest, async {
+            let passed = self.extend_all(held, lease, wait).await?;
             // Who is still held now was held then: a claim that is lost does not come back.
             let rows = self.read("extend", self.ops.executions(held.iter().map(|held| held.id)), None).await;
             let rows = rows.map_err(|error| error.with_certainty(Unknown))?;
@@ -249,14 +272,15 @@ impl Handle {
     }
 
     /// The claims whose rows were written, if they are still held.
-    async fn extend_all(&self, held: &[Held], lease: Lease, deadline: Instant) -> Result<Passed> {
+    async fn extend_all(&self, held: &[Held], lease: Lease, wait: Wait) -> Result<Passed> {
         let mut claims: HashMap<_, Vec<&Held>> = HashMap::new();
         for held in held {
             claims.entry((held.revision, &held.worker)).or_default().push(held);
         }
         let claims: Vec<_> = claims.into_values().collect();
         let command = self.ops.extend(&claims, lease, self.offset());
-        let reply = self.write("extend", command, Writes::Rows, patience(held.len()), deadline).await;
+        let patience = wait.at_most(self.patience(held.len()));
+        let reply = self.write("extend", command, Writes::Rows, patience, wait.majority).await;
         let refused: HashSet<_> = match reply {
             Ok(reply) => item_errors(&reply).into_iter().map(|error| error.index).collect(),
             Err(error) if error.kind() == ErrorKind::Transient => (0..claims.len()).collect(),
@@ -270,31 +294,28 @@ impl Handle {
                 true => single.extend(claim.iter().copied()),
             }
         }
-        for _ in 0..PASSES {
-            let calls: Vec<_> = single.iter().map(|held| self.extend_one(held, lease, deadline)).collect();
-            let written: Vec<_> = stream::iter(calls).buffered(AT_ONCE).collect().await;
-            let mut left = Vec::new();
-            for (held, is_written) in single.into_iter().zip(written) {
-                match is_written? {
-                    true => drop(passed.0.insert((held.id, held.revision))),
-                    false => left.push(held),
-                }
-            }
-            single = left;
+        let calls: Vec<_> = single.into_iter().map(|held| self.extend_one(held, lease, wait)).collect();
+        let mut written = stream::iter(calls).buffer_unordered(AT_ONCE);
+        while let Some(written) = written.next().await {
+            passed.0.extend(written?);
         }
         Ok(passed)
     }
 
-    async fn extend_one(&self, held: &Held, lease: Lease, deadline: Instant) -> Result<bool> {
-        if Instant::now() >= deadline {
-            return Ok(false);
+    /// The claim, if its row could be written in time.
+    async fn extend_one(&self, held: &Held, lease: Lease, wait: Wait) -> Result<Option<(JobId, Revision)>> {
+        for patience in ROW_WAITS {
+            if wait.is_over() {
+                break;
+            }
+            let command = self.ops.extend(&[vec![held]], lease, self.offset());
+            match self.write("extend", command, Writes::Row, wait.at_most(patience), wait.majority).await {
+                Ok(reply) => return Ok(item_errors(&reply).is_empty().then_some((held.id, held.revision))),
+                Err(error) if error.kind() == ErrorKind::Transient => {}
+                Err(error) => return Err(error.with_certainty(Unknown)),
+            }
         }
-        let command = self.ops.extend(&[vec![held]], lease, self.offset());
-        match self.write("extend", command, Writes::Row, ROW_WAIT, deadline).await {
-            Ok(reply) => Ok(item_errors(&reply).is_empty()),
-            Err(error) if error.kind() == ErrorKind::Transient => Ok(false),
-            Err(error) => Err(error.with_certainty(Unknown)),
-        }
+        Ok(None)
     }
 }
 

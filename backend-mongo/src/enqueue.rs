@@ -21,7 +21,6 @@ use crate::error::Writes;
 use crate::error::failed;
 use crate::error::item_errors;
 use crate::handle::Handle;
-use crate::handle::patience;
 use crate::row;
 use crate::row::Seen;
 use crate::setup;
@@ -181,7 +180,7 @@ impl Handle {
         progress: &mut Progress,
     ) -> Result<bool> {
         let command = self.ops.insert(chunk, now);
-        let wait = patience(chunk.len());
+        let wait = self.patience(chunk.len());
         let writes = if chunk.len() == 1 { Writes::Row } else { Writes::Rows };
         let reply = match session {
             Some(session) => {

@@ -47,16 +47,16 @@ use crate::row;
 use crate::setup;
 use crate::wake::Watch;
 
-/// How long one command waits for rows that somebody has in an open transaction. MongoDB has no lock wait of its own, it tries
-/// again until the command's time is up; and it reads its clock when a command begins. So the time is short, and who may
-/// wait longer sends the command again.
-pub(crate) const LOCK_WAIT: Duration = Duration::from_millis(250);
-
-/// The same for one row of a batch that is gone through row by row because of another.
-pub(crate) const ROW_WAIT: Duration = Duration::from_millis(100);
+/// How long a command waits for one row of several that are gone through row by row, because of one that cannot be had: each
+/// time longer, since a server that is busy answers late as well.
+pub(crate) const ROW_WAITS: [Duration; 3] =
+    [Duration::from_millis(100), Duration::from_millis(400), Duration::from_millis(1600)];
 
 /// How many rows of such a batch are on their way at once.
 pub(crate) const AT_ONCE: usize = 8;
+
+/// How long a majority is waited for at least, whatever the lease.
+pub(crate) const MAJORITY_WAIT: Duration = Duration::from_secs(2);
 
 /// How much longer than a command may run its answer is waited for: the driver would wait for a silent network for ever.
 const NETWORK: Duration = Duration::from_secs(10);
@@ -69,6 +69,11 @@ pub(crate) struct Handle {
     pub(crate) ops: Ops,
     pub(crate) prefix: Identifier,
     pub(crate) max_payload: usize,
+    /// How long one command waits for a row that somebody has in an open transaction. MongoDB has no lock wait of its own, it
+    /// tries again until the command's time is up; and it reads its clock when a command begins. So the time is short, and
+    /// who may wait longer sends the command again.
+    pub(crate) skip_locked_after: Duration,
+    /// How long that may go on.
     pub(crate) lock_timeout: Duration,
     pub(crate) clock: ClockOffset,
     pub(crate) signal: WorkSignal,
@@ -84,11 +89,6 @@ pub(crate) struct Handle {
 #[cfg(test)]
 pub(crate) type Broken = fn(&mut Document);
 
-/// How long one command of some rows may wait for them.
-pub(crate) fn patience(rows: usize) -> Duration {
-    LOCK_WAIT + Duration::from_millis(2) * u32::try_from(rows).unwrap_or(u32::MAX)
-}
-
 /// How many items of a write were changed.
 pub(crate) fn changed(reply: &Document) -> usize {
     usize::try_from(reply.get_i32("nModified").unwrap_or_default()).unwrap_or_default()
@@ -99,9 +99,14 @@ impl Handle {
         self.clock.millis()
     }
 
+    /// How long one command of some rows may take until they are written.
+    pub(crate) fn patience(&self, rows: usize) -> Duration {
+        self.skip_locked_after + Duration::from_millis(2) * u32::try_from(rows).unwrap_or(u32::MAX)
+    }
+
     /// When a write of some rows gives up waiting: not before it has had the time that it may take.
     pub(crate) fn deadline(&self, rows: usize) -> Instant {
-        Instant::now() + self.lock_timeout.max(patience(rows))
+        Instant::now() + self.lock_timeout.max(self.patience(rows))
     }
 
     #[cfg_attr(not(test), expect(clippy::unused_self, reason = "the tests break commands"))]
@@ -212,7 +217,7 @@ impl Handle {
     /// Waits until everything that the primary has written is on a majority.
     pub(crate) async fn settled(&self, call: &str, deadline: Instant) -> Result<()> {
         let mut command = self.ops.nothing();
-        let left = deadline.saturating_duration_since(Instant::now()).max(LOCK_WAIT);
+        let left = deadline.saturating_duration_since(Instant::now()).max(MAJORITY_WAIT);
         command.insert("writeConcern", doc! { "w": "majority", "j": true });
         command.insert("maxTimeMS", i64::try_from(left.as_millis()).unwrap_or(i64::MAX));
         // Whatever it is, the write before it was made.
@@ -255,7 +260,7 @@ impl Handle {
         let command = || self.ops.update(*id, current, patch, self.offset());
         let Some(session) = session else {
             loop {
-                match self.write("update", command(), Writes::Row, LOCK_WAIT, deadline).await {
+                match self.write("update", command(), Writes::Row, self.patience(1), deadline).await {
                     Ok(reply) => return self.judged(*id, &reply, None).await,
                     // With a later now, if there is still time.
                     Err(error) if error.kind() == ErrorKind::Transient && Instant::now() < deadline => {}
@@ -287,11 +292,11 @@ impl Handle {
             return Ok(vec![self.update_one(update, None, deadline).await?]);
         }
         let command = self.ops.update_many(updates, self.offset());
-        let written = self.write("update", command, Writes::Rows, patience(updates.len()), deadline).await;
+        let written = self.write("update", command, Writes::Rows, self.patience(updates.len()), deadline).await;
         let errors = match written {
             Ok(reply) => item_errors(&reply),
             Err(error) if error.kind() == ErrorKind::Transient => {
-                let deadline = deadline.max(Instant::now() + patience(updates.len()));
+                let deadline = deadline.max(Instant::now() + self.patience(updates.len()));
                 return self.update_singly(updates, deadline).await;
             }
             Err(error) => return Err(error),
@@ -324,7 +329,7 @@ impl Handle {
     /// The same row by row, because one of them is in somebody's open transaction: the others need not wait for it.
     async fn update_singly(&self, updates: &[UpdateRequest], deadline: Instant) -> Result<Vec<Update>> {
         let one = async |(index, update): (usize, &UpdateRequest)| {
-            let soon = deadline.min(Instant::now() + ROW_WAIT);
+            let soon = deadline.min(Instant::now() + self.patience(1));
             let answer = self.update_one(update, None, soon).await.map_err(|error| error.at_index(index))?;
             let Update::Conflict(row) = &answer else { return Ok(answer) };
             match update.patch.revision {

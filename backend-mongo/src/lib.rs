@@ -26,9 +26,10 @@
 //! - Reads see the newest rows of the primary, which a failover may take back. No decision rests on that: whatever a call
 //!   answers as done, or as done before, a majority has acknowledged.
 //! - MongoDB has no lock wait of its own: it tries a write on a row again that somebody has in an open transaction, until the
-//!   command's time is up. Claims give such a row a quarter of a second, and then pass it; a heartbeat reports it as busy and
-//!   renews the others; a batch of settles goes row by row past it; a settle and an enqueue wait for
-//!   [`lock_timeout`](MongoOptions::lock_timeout), and so they do for a majority.
+//!   command's time is up. After [`skip_locked_after`](MongoOptions::skip_locked_after), a quarter of a second, claims pass
+//!   such a row, a batch of settles goes row by row past it, and a heartbeat tries it a few times more, reports it as busy
+//!   and renews the others. Whoever needs that row waits for [`lock_timeout`](MongoOptions::lock_timeout), and so long every
+//!   write waits for a majority.
 //! - Workers are woken by what this handle enqueues, and by a change stream for what others do, also in transactions.
 //! - Futures may be dropped at any await, but within a Tokio runtime. A client should be dropped, or
 //!   [closed](MongoBackend::close), before its runtime ends: the driver says good-bye to the server in the background.

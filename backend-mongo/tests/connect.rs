@@ -50,10 +50,18 @@ async fn an_error_never_repeats_the_url() {
     }
 }
 
+/// The same URL naming this database, or none.
+fn naming(url: &str, database: &str) -> String {
+    let (scheme, rest) = url.split_once("://").expect("a URL");
+    let (address, parameters) = rest.split_once('?').unwrap_or((rest, ""));
+    let hosts = address.split('/').next().expect("hosts");
+    format!("{scheme}://{hosts}/{database}?{parameters}")
+}
+
 #[tokio::test]
 async fn a_database_must_be_named_by_somebody() {
     let Some(place) = Place::new().await else { return };
-    let error = assert_error(MongoBackend::connect(&place.url).await, ErrorKind::Invalid, NotApplied);
+    let error = assert_error(MongoBackend::connect(&naming(&place.url, "")).await, ErrorKind::Invalid, NotApplied);
     assert!(error.to_string().contains("database"), "{error}");
     for name in ["", "a.b", "a b", "a$", "a/b", "a\0", &"a".repeat(64)] {
         let options = MongoOptions::from_url(&*place.url).expect("a URL");
@@ -62,7 +70,7 @@ async fn a_database_must_be_named_by_somebody() {
         assert_error(MongoBackend::from_client(client, name).await, ErrorKind::Invalid, NotApplied);
     }
     // Named by the URL.
-    let url = place.url.replacen("/?", &format!("/{}?", place.raw.name()), 1);
+    let url = naming(&place.url, place.raw.name());
     let backend = MongoBackend::connect(&url).await.expect("connects");
     backend.migrate().await.expect("migrates");
     let names = place.raw.list_collection_names().await.expect("lists");
@@ -181,7 +189,7 @@ async fn settings_of_the_url_do_not_matter() {
 async fn round_trips() {
     let Some(place) = Place::new().await else { return };
     let (client, sent) = noted(&place.url).await;
-    let backend = MongoBackend::from_client(client, place.raw.name()).await.expect("a handle");
+    let backend = patient(client, place.raw.name()).await;
     backend.migrate().await.expect("migrates");
     for rows in [1, 10, 100, 500] {
         let jobs: Vec<_> = (0..rows).map(|_| job("1")).collect();
@@ -265,7 +273,13 @@ async fn options_are_checked() {
     let most = MongoOptions::LARGEST_MAX_PAYLOAD;
     assert_error(MongoOptions::default().max_payload(most + 1), ErrorKind::Invalid, NotApplied);
     let Some(place) = Place::new().await else { return };
-    let options = place.options().max_payload(most).expect("fits").max_connections(2).lock_timeout(Duration::ZERO);
+    let options = place
+        .options()
+        .max_payload(most)
+        .expect("fits")
+        .max_connections(2)
+        .lock_timeout(Duration::ZERO)
+        .skip_locked_after(Duration::MAX);
     let backend = MongoBackend::connect_with(options).await.expect("connects");
     backend.migrate().await.expect("migrates");
     // As much as a row can ever hold.

@@ -385,12 +385,12 @@ async fn a_claim_with_a_short_lease_does_not_wait_for_long() {
     let jobs = [job("1")];
     backend.enqueue(&jobs).await.expect("stores");
     let mut hold = place.hold(jobs[0].id).await;
-    let short = Lease::from_millis(600).expect("a lease");
+    let short = Lease::from_millis(3_000).expect("a lease");
     let request = ClaimRequest::new(name("mail"), [name("welcome")], worker(), short, limit(1)).expect("a request");
     let error = assert_error(backend.claim(&request).await, Transient, NotApplied);
     assert!(error.to_string().contains("claim"), "{error}");
     hold.abort_transaction().await.expect("aborts");
     let claimed = backend.claim(&request).await.expect("claims").jobs.remove(0).execution;
-    assert_eq!(claimed.lease_expires_at, claimed.claimed_at.map(|at| at.saturating_add_millis(600)));
+    assert_eq!(claimed.lease_expires_at, claimed.claimed_at.map(|at| at.saturating_add_millis(3_000)));
     place.gone().await;
 }

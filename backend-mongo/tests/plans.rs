@@ -109,7 +109,7 @@ fn date(millis: i64) -> Bson {
 async fn every_call_looks_at_what_it_is_about() {
     let Some(place) = Place::new().await else { return };
     let (client, sent) = noted(&place.url).await;
-    let backend = MongoBackend::from_client(client, place.raw.name()).await.expect("a handle");
+    let backend = patient(client, place.raw.name()).await;
     backend.migrate().await.expect("migrates");
     let future = 4_102_444_800_000;
     for (what, changed) in [

@@ -182,9 +182,20 @@ async fn a_claim_passes_rows_that_are_locked() {
     assert_eq!(ids(&backend.claim(&request(2)).await.expect("claims")), [jobs[2].id, jobs[4].id]);
     assert_eq!(ids(&backend.claim(&request(10)).await.expect("claims")), [jobs[5].id]);
     // None is left that could be had: that is not the same as none.
+    let options = place.options().lock_timeout(Duration::ZERO);
+    let hasty = MongoBackend::connect_with(options).await.expect("connects");
     for rows in [1, 5] {
-        assert_error(backend.claim(&request(rows)).await, ErrorKind::Transient, NotApplied);
+        assert_error(hasty.claim(&request(rows)).await, ErrorKind::Transient, NotApplied);
     }
+    // One that comes while it looks is found.
+    let looking = {
+        let backend = backend.clone();
+        tokio::spawn(async move { backend.claim(&request(5)).await })
+    };
+    let late = job("\"late\"");
+    tokio::task::yield_now().await;
+    backend.enqueue(std::slice::from_ref(&late)).await.expect("stores");
+    assert_eq!(ids(&looking.await.expect("no panic").expect("claims")), [late.id]);
     for hold in &mut holds {
         hold.abort_transaction().await.expect("aborts");
     }

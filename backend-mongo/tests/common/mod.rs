@@ -147,6 +147,13 @@ pub(crate) async fn noted(url: &str) -> (Client, Sent) {
     (Client::with_options(options).expect("a client"), sent)
 }
 
+/// A backend that takes no slow server for a locked row, so that its commands can be counted.
+pub(crate) async fn patient(client: Client, database: &str) -> MongoBackend {
+    let options =
+        MongoOptions::default().skip_locked_after(Duration::from_secs(10)).lock_timeout(Duration::from_secs(20));
+    MongoBackend::from_client_with(client, database, options).await.expect("a handle")
+}
+
 pub(crate) fn name(text: &str) -> Name {
     text.try_into().expect("a name")
 }
