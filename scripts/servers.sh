@@ -48,7 +48,8 @@ port() {
   echo $candidate | tee "$file"
 }
 
-running() { [ -e "$dir/$1/pid" ] && kill -0 "$(head -n 1 "$dir/$1/pid")" 2>/dev/null; }
+# By its port too: the number of a process that ended with its machine can be another's.
+running() { [ -e "$dir/$1/pid" ] && kill -0 "$(head -n 1 "$dir/$1/pid")" 2>/dev/null && answers "$(port "$1")"; }
 
 # Until the port of server $1, named $2 for people, answers.
 await() {
@@ -232,7 +233,8 @@ up() {
   local name given
   given=$(variable "$1")
   if [ -n "${!given:-}" ] || running "$1"; then return; fi
-  rm -f "$dir/$1/port"
+  # What a server left that ended with its machine would start on another port, which the set of a MongoDB does not know.
+  rm -rf "${dir:?}/$1"
   # By a process of its own, which its first failure ends: on the left of `||` nothing else would.
   "$0" start "$1" || fail "$1: could not be started"
 }

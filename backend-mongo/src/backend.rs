@@ -1,6 +1,5 @@
 //! The backend: which command answers which call.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering;
@@ -190,10 +189,7 @@ impl Backend for MongoBackend {
     async fn update_many_if_current(&self, updates: &[UpdateRequest]) -> Result<Vec<Update>> {
         let handle = &*self.0;
         handle.ready("update").await?;
-        let capabilities = self.capabilities();
-        for (index, update) in updates.iter().enumerate() {
-            update.patch.check(&capabilities).map_err(|error| error.at_index(index))?;
-        }
+        check_updates(updates, &self.capabilities())?;
         let mut answers = Vec::with_capacity(updates.len());
         for chunk in chunks(updates) {
             let answer = handle.update(chunk, handle.deadline(chunk.len())).await;
@@ -202,7 +198,7 @@ impl Backend for MongoBackend {
                 None => error,
             })?);
         }
-        handle.notify(updates, &answers);
+        handle.signal.notify_of(updates, &answers);
         Ok(answers)
     }
 
@@ -225,19 +221,7 @@ impl Inspect for MongoBackend {
     async fn counts(&self) -> Result<Vec<Count>> {
         self.0.ready("counts").await?;
         let rows = self.0.read("counts", self.0.ops.counts(), None).await?;
-        // Several states of newer versions are one `None`.
-        let mut counts = BTreeMap::new();
-        for row in &rows {
-            let Count { queue, state, jobs } = match row::count(row) {
-                Ok(count) => count,
-                Err(reason) => {
-                    tracing::warn!(%reason, "jobs of a queue whose name cannot be read are not counted");
-                    continue;
-                }
-            };
-            *counts.entry((queue, state)).or_insert(0) += jobs;
-        }
-        Ok(counts.into_iter().map(|((queue, state), jobs)| Count { queue, state, jobs }).collect())
+        Ok(Count::collect(rows.iter().map(row::count)))
     }
 
     async fn purge(&self, state: JobState, older_than: Delay, limit: Limit) -> Result<u64> {

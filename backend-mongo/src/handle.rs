@@ -26,7 +26,6 @@ use queue_core::Error;
 use queue_core::ErrorKind;
 use queue_core::Identifier;
 use queue_core::JobId;
-use queue_core::JobState;
 use queue_core::Result;
 use queue_core::Unreadable;
 use queue_core::Update;
@@ -348,15 +347,6 @@ impl Handle {
         let answers: Vec<Result<Update>> =
             stream::iter(updates.iter().enumerate().map(one)).buffered(AT_ONCE).collect().await;
         answers.into_iter().collect()
-    }
-
-    /// Wakes workers if the updates made work for them.
-    pub(crate) fn notify(&self, updates: &[UpdateRequest], answers: &[Update]) {
-        let applied =
-            |answer: &Update| matches!(answer, Update::Applied(execution) if execution.state == JobState::Waiting);
-        if answers.iter().any(applied) && updates.iter().any(|update| update.patch.available.is_some()) {
-            self.signal.notify();
-        }
     }
 }
 

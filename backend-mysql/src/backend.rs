@@ -1,6 +1,5 @@
 //! The backend: which statement answers which call, and on which connection.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -239,10 +238,7 @@ impl Backend for MysqlBackend {
 
     async fn update_many_if_current(&self, updates: &[UpdateRequest]) -> Result<Vec<Update>> {
         let handle = &*self.0;
-        let capabilities = self.capabilities();
-        for (index, update) in updates.iter().enumerate() {
-            update.patch.check(&capabilities).map_err(|error| error.at_index(index))?;
-        }
+        check_updates(updates, &self.capabilities())?;
         if updates.is_empty() {
             return Ok(Vec::new());
         }
@@ -251,7 +247,7 @@ impl Backend for MysqlBackend {
             let mut transaction = handle.begin("update", Deadline::NEVER).await?;
             let answer = self.update_chunks(transaction.connection(), updates).await;
             if let Some(answers) = transaction.end("update", answer, &mut repeats).await? {
-                handle.notify(updates, &answers);
+                handle.signal.notify_of(updates, &answers);
                 return Ok(answers);
             }
         }
@@ -305,19 +301,7 @@ impl Inspect for MysqlBackend {
 
     async fn counts(&self) -> Result<Vec<Count>> {
         let rows = self.0.read("counts", || query(self.0.sql.counts.clone())).await?;
-        // Several states of newer versions are one `None`.
-        let mut counts = BTreeMap::new();
-        for row in &rows {
-            let Count { queue, state, jobs } = match row::count(row) {
-                Ok(count) => count,
-                Err(reason) => {
-                    tracing::warn!(%reason, "jobs of a queue whose name cannot be read are not counted");
-                    continue;
-                }
-            };
-            *counts.entry((queue, state)).or_insert(0) += jobs;
-        }
-        Ok(counts.into_iter().map(|((queue, state), jobs)| Count { queue, state, jobs }).collect())
+        Ok(Count::collect(rows.iter().map(row::count)))
     }
 
     async fn purge(&self, state: JobState, older_than: Delay, limit: Limit) -> Result<u64> {

@@ -332,15 +332,6 @@ impl Handle {
         Ok(End::Commit(write(connection, delete, rows.len()).await?.rows_affected()))
     }
 
-    /// Wakes workers if the updates made work for them.
-    pub(crate) fn notify(&self, updates: &[UpdateRequest], answers: &[Update]) {
-        let applied =
-            |answer: &Update| matches!(answer, Update::Applied(execution) if execution.state == JobState::Waiting);
-        if answers.iter().any(applied) && updates.iter().any(|update| update.patch.available.is_some()) {
-            self.signal.notify();
-        }
-    }
-
     /// Gives the application's connection back the id that it inserted last: ours went over it.
     pub(crate) async fn restore_inserted(&self, connection: &mut MySqlConnection, inserted: u64) -> sqlx::Result<()> {
         let text: SqlStr = self.sql.inserted.clone();

@@ -1,6 +1,5 @@
 //! The backend: which statement answers which call, and on which connection.
 
-use std::collections::BTreeMap;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -233,10 +232,7 @@ impl Backend for PostgresBackend {
 
     async fn update_many_if_current(&self, updates: &[UpdateRequest]) -> Result<Vec<Update>> {
         let handle = &*self.0;
-        let capabilities = self.capabilities();
-        for (index, update) in updates.iter().enumerate() {
-            update.patch.check(&capabilities).map_err(|error| error.at_index(index))?;
-        }
+        check_updates(updates, &self.capabilities())?;
         if updates.is_empty() {
             return Ok(Vec::new());
         }
@@ -264,7 +260,7 @@ impl Backend for PostgresBackend {
         let mut answers: Vec<_> = order.into_iter().zip(answers).collect();
         answers.sort_by_key(|(index, _)| *index);
         let answers: Vec<_> = answers.into_iter().map(|(_, answer)| answer).collect();
-        handle.notify(updates, &answers);
+        handle.signal.notify_of(updates, &answers);
         Ok(answers)
     }
 
@@ -295,19 +291,7 @@ impl Inspect for PostgresBackend {
         let mut lent = self.0.begin_counting("counts").await?;
         let rows = lent.session(Unknown).fetch("counts", query(self.0.sql.counts.clone())).await;
         let rows = lent.end("counts", Certainty::NotApplied, rows).await?;
-        // Several states of newer versions are one `None`.
-        let mut counts = BTreeMap::new();
-        for row in &rows {
-            let Count { queue, state, jobs } = match row::count(row) {
-                Ok(count) => count,
-                Err(reason) => {
-                    tracing::warn!(%reason, "jobs of a queue whose name cannot be read are not counted");
-                    continue;
-                }
-            };
-            *counts.entry((queue, state)).or_insert(0) += jobs;
-        }
-        Ok(counts.into_iter().map(|((queue, state), jobs)| Count { queue, state, jobs }).collect())
+        Ok(Count::collect(rows.iter().map(row::count)))
     }
 
     async fn purge(&self, state: JobState, older_than: Delay, limit: Limit) -> Result<u64> {

@@ -1,6 +1,5 @@
 //! The backend: which statement answers which call, and on which connection.
 
-use std::collections::BTreeMap;
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -255,10 +254,7 @@ impl Backend for SqliteBackend {
 
     async fn update_many_if_current(&self, updates: &[UpdateRequest]) -> Result<Vec<Update>> {
         let handle = &*self.0;
-        let capabilities = self.capabilities();
-        for (index, update) in updates.iter().enumerate() {
-            update.patch.check(&capabilities).map_err(|error| error.at_index(index))?;
-        }
+        check_updates(updates, &self.capabilities())?;
         if updates.is_empty() {
             return Ok(Vec::new());
         }
@@ -277,7 +273,7 @@ impl Backend for SqliteBackend {
                 answers
             }
         };
-        handle.notify(updates, &answers);
+        handle.signal.notify_of(updates, &answers);
         Ok(answers)
     }
 
@@ -308,19 +304,7 @@ impl Inspect for SqliteBackend {
         let mut connection = self.0.reader("counts").await?;
         let rows = query(self.0.sql.counts.clone()).fetch_all(&mut *connection).await;
         let rows = rows.map_err(|error| failed("counts", NotApplied, error))?;
-        // Several states of newer versions are one `None`.
-        let mut counts = BTreeMap::new();
-        for row in &rows {
-            let Count { queue, state, jobs } = match row::count(row) {
-                Ok(count) => count,
-                Err(reason) => {
-                    tracing::warn!(%reason, "jobs of a queue whose name cannot be read are not counted");
-                    continue;
-                }
-            };
-            *counts.entry((queue, state)).or_insert(0) += jobs;
-        }
-        Ok(counts.into_iter().map(|((queue, state), jobs)| Count { queue, state, jobs }).collect())
+        Ok(Count::collect(rows.iter().map(row::count)))
     }
 
     async fn purge(&self, state: JobState, older_than: Delay, limit: Limit) -> Result<u64> {

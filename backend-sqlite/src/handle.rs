@@ -15,7 +15,6 @@ use queue_core::Enqueued;
 use queue_core::Error;
 use queue_core::ErrorKind;
 use queue_core::Identifier;
-use queue_core::JobState;
 use queue_core::NewJob;
 use queue_core::Result;
 use queue_core::Unreadable;
@@ -239,15 +238,6 @@ impl Handle {
             }
         }
         Ok(updates.iter().map(|update| answers.remove(&update.id).unwrap_or(Update::Missing)).collect())
-    }
-
-    /// Wakes workers if the updates made work for them.
-    pub(crate) fn notify(&self, updates: &[UpdateRequest], answers: &[Update]) {
-        let applied =
-            |answer: &Update| matches!(answer, Update::Applied(execution) if execution.state == JobState::Waiting);
-        if answers.iter().any(applied) && updates.iter().any(|update| update.patch.available.is_some()) {
-            self.signal.notify();
-        }
     }
 }
 

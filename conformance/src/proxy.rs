@@ -185,8 +185,8 @@ async fn connect(client: TcpStream, shared: Arc<Shared>) -> io::Result<()> {
     let answered = AtomicBool::new(true);
     tokio::select! {
         _ = state.wait_for(|state| state.generation > generation) => Ok(()),
-        ended = forward(from_client, to_server, Direction::ToServer, &shared, &answered) => ended,
-        ended = forward(from_server, to_client, Direction::ToClient, &shared, &answered) => ended,
+        ended = forward(from_client, to_server, Direction::ToServer, &shared, generation, &answered) => ended,
+        ended = forward(from_server, to_client, Direction::ToClient, &shared, generation, &answered) => ended,
     }
 }
 
@@ -195,6 +195,7 @@ async fn forward(
     mut to: OwnedWriteHalf,
     direction: Direction,
     shared: &Shared,
+    generation: u64,
     answered: &AtomicBool,
 ) -> io::Result<()> {
     let mut state = shared.state.subscribe();
@@ -212,7 +213,9 @@ async fn forward(
             Direction::ToServer => state.requests += 1,
             Direction::ToClient => state.answers += 1,
         });
-        if state.wait_for(|state| !state.holds(direction)).await.is_err() {
+        // What was kept back when the connections were cut is lost, also if everything is released in the same moment.
+        let go_on = state.wait_for(|state| state.generation > generation || !state.holds(direction)).await;
+        if go_on.map_or(true, |state| state.generation > generation) {
             return Ok(());
         }
         to.write_all(&buffer[..bytes]).await?;
@@ -269,6 +272,7 @@ mod tests {
         proxy.hold(Direction::ToServer);
         proxy.until_arrival(Direction::ToServer, ask(&mut client)).await;
         proxy.cut();
+        proxy.release();
         assert!(client.read_u8().await.is_err(), "the connection is gone");
     }
 }

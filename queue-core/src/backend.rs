@@ -1,5 +1,6 @@
 //! The contract that a store keeps.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::future::pending;
 
@@ -570,6 +571,35 @@ pub struct Count {
     pub state: Option<JobState>,
     /// How many.
     pub jobs: u64,
+}
+
+impl Count {
+    /// One count per queue and state, from groups of rows in any order: several states of newer versions are one `None`, and
+    /// groups whose queue cannot be read are left out, with a warning.
+    pub fn collect(groups: impl IntoIterator<Item = Result<Self, String>>) -> Vec<Self> {
+        let mut counts = BTreeMap::new();
+        for group in groups {
+            match group {
+                Ok(Self { queue, state, jobs }) => *counts.entry((queue, state)).or_insert(0) += jobs,
+                Err(reason) => {
+                    tracing::warn!(%reason, "jobs of a queue whose name cannot be read are not counted");
+                }
+            }
+        }
+        counts.into_iter().map(|((queue, state), jobs)| Self { queue, state, jobs }).collect()
+    }
+}
+
+/// Refuses a batch of updates of which one is over the store's cap, naming it. Every backend calls it before it writes.
+///
+/// # Errors
+///
+/// [`ErrorKind::TooLarge`], not applied.
+pub fn check_updates(updates: &[UpdateRequest], capabilities: &Capabilities) -> Result<()> {
+    for (index, update) in updates.iter().enumerate() {
+        update.patch.check(capabilities).map_err(|error| error.at_index(index))?;
+    }
+    Ok(())
 }
 
 /// Refuses a purge of a state that is not final. Every backend calls it before it writes.

@@ -65,6 +65,7 @@ pub use backend::Unreadable;
 pub use backend::Update;
 pub use backend::UpdateRequest;
 pub use backend::check_purge;
+pub use backend::check_updates;
 pub use batch::BatchItem;
 pub use batch::chunks;
 pub use error::Certainty;

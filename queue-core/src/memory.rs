@@ -267,10 +267,7 @@ impl Backend for MemoryBackend {
     }
 
     async fn update_many_if_current(&self, updates: &[UpdateRequest]) -> Result<Vec<Update>> {
-        let capabilities = self.capabilities();
-        for (index, update) in updates.iter().enumerate() {
-            update.patch.check(&capabilities).map_err(|error| error.at_index(index))?;
-        }
+        check_updates(updates, &self.capabilities())?;
         let mut rows = self.lock();
         let now = self.now();
         let mut before = Vec::new();
@@ -350,12 +347,11 @@ impl Inspect for MemoryBackend {
     }
 
     async fn counts(&self) -> Result<Vec<Count>> {
-        let mut counts = BTreeMap::new();
-        for row in self.lock().values() {
+        let group = |row: &MemoryRow| {
             let state = row.execution().ok().map(|execution| execution.state);
-            *counts.entry((row.job.queue.clone(), state)).or_insert(0) += 1;
-        }
-        Ok(counts.into_iter().map(|((queue, state), jobs)| Count { queue, state, jobs }).collect())
+            Ok(Count { queue: row.job.queue.clone(), state, jobs: 1 })
+        };
+        Ok(Count::collect(self.lock().values().map(group)))
     }
 
     async fn purge(&self, state: JobState, older_than: Delay, limit: Limit) -> Result<u64> {

@@ -275,12 +275,11 @@ impl Inspect for ToyBackend {
     }
 
     async fn counts(&self) -> Result<Vec<Count>> {
-        let mut counts = BTreeMap::new();
-        for row in self.open().await?.rows.values() {
-            let queue = Name::try_from(row.job["queue"].as_str().unwrap_or_default())?;
-            *counts.entry((queue, row.state())).or_insert(0) += 1;
-        }
-        Ok(counts.into_iter().map(|((queue, state), jobs)| Count { queue, state, jobs }).collect())
+        let group = |row: &Row| {
+            let queue = Name::try_from(row.job["queue"].as_str().unwrap_or_default());
+            Ok(Count { queue: queue.map_err(|error| error.to_string())?, state: row.state(), jobs: 1 })
+        };
+        Ok(Count::collect(self.open().await?.rows.values().map(group)))
     }
 
     async fn purge(&self, state: JobState, older_than: Delay, limit: Limit) -> Result<u64> {
