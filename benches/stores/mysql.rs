@@ -1,5 +1,6 @@
 //! MySQL and MariaDB, in a database of the benchmark's own.
 
+use std::error::Error;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -82,29 +83,8 @@ impl Store for MysqlStore {
 
 struct MysqlFloor(MySqlConnection);
 
-/// A list of this many parameters.
-fn parameters(one: &str, count: usize) -> String {
-    vec![one; count].join(", ")
-}
-
-#[async_trait]
-impl Floor for MysqlFloor {
-    async fn enqueue(&mut self, jobs: &[NewJob]) -> Result<()> {
-        let row = format!("(?, ?, ?, 'waiting', 5, 0, 25, 0, ?, {NOW}, {NOW}, '[]', ?)");
-        let text = format!(
-            "INSERT INTO fenced_jobs (id, queue, kind, state, priority, attempt, max_attempts, fence, revision, available_at, \
-               created_at, errors, payload) VALUES {}",
-            parameters(&row, jobs.len())
-        );
-        let mut query = query(AssertSqlSafe(text));
-        for job in jobs {
-            query = query.bind(job.id.as_uuid()).bind(QUEUE).bind(KIND).bind(Uuid::new_v4()).bind(job.payload.as_str());
-        }
-        query.execute(&mut self.0).await?;
-        Ok(())
-    }
-
-    async fn claim(&mut self, limit: usize) -> Result<Vec<Ticket>> {
+impl MysqlFloor {
+    async fn try_claim(&mut self, limit: usize) -> Result<Vec<Ticket>> {
         let revision = Uuid::new_v4();
         let mut transaction = self.0.begin().await?;
         let text = format!(
@@ -133,6 +113,46 @@ impl Floor for MysqlFloor {
         }
         transaction.commit().await?;
         Ok(tickets)
+    }
+}
+
+fn is_deadlock(error: &(dyn Error + 'static)) -> bool {
+    match error.downcast_ref::<sqlx::Error>() {
+        Some(sqlx::Error::Database(error)) => error.code().as_deref() == Some("40001"),
+        _ => false,
+    }
+}
+
+/// A list of this many parameters.
+fn parameters(one: &str, count: usize) -> String {
+    vec![one; count].join(", ")
+}
+
+#[async_trait]
+impl Floor for MysqlFloor {
+    async fn enqueue(&mut self, jobs: &[NewJob]) -> Result<()> {
+        let row = format!("(?, ?, ?, 'waiting', 5, 0, 25, 0, ?, {NOW}, {NOW}, '[]', ?)");
+        let text = format!(
+            "INSERT INTO fenced_jobs (id, queue, kind, state, priority, attempt, max_attempts, fence, revision, available_at, \
+               created_at, errors, payload) VALUES {}",
+            parameters(&row, jobs.len())
+        );
+        let mut query = query(AssertSqlSafe(text));
+        for job in jobs {
+            query = query.bind(job.id.as_uuid()).bind(QUEUE).bind(KIND).bind(Uuid::new_v4()).bind(job.payload.as_str());
+        }
+        query.execute(&mut self.0).await?;
+        Ok(())
+    }
+
+    /// Claimers that meet in the index deadlock, and repeat.
+    async fn claim(&mut self, limit: usize) -> Result<Vec<Ticket>> {
+        loop {
+            match self.try_claim(limit).await {
+                Err(error) if is_deadlock(error.as_ref()) => {}
+                done => return done,
+            }
+        }
     }
 
     async fn settle(&mut self, tickets: &[Ticket]) -> Result<u64> {

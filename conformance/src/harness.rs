@@ -57,7 +57,7 @@ pub struct Scope {
 }
 
 impl Scope {
-    /// At most 40 bytes of lower-case ASCII letters, digits and underscores, beginning with the time of the run, so
+    /// At most 32 bytes of lower-case ASCII letters, digits and underscores, beginning with the time of the run, so
     /// that what an aborted run leaves behind sorts by age.
     pub fn name(&self) -> &str {
         &self.name
@@ -94,7 +94,8 @@ pub trait Store: Send + Sync {
     }
 
     /// [`Hook::Hold`]: opens a transaction of its own that has set the lifecycle columns of a row to this, and holds it
-    /// open, so that the row (or, where there are no row locks, the store) is locked.
+    /// open, so that the row (or, where there are no row locks, the store) is locked. It must write the row, also where that
+    /// changes no value: a row that was only read is not locked on every store.
     async fn hold(&self, row: &Execution) -> Result<Box<dyn Hold>, BoxError> {
         let _ = row;
         Err("this harness has no hold hook".into())

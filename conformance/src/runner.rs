@@ -156,7 +156,7 @@ async fn in_time<T>(what: &str, step: impl Future<Output = Result<T, BoxError>>)
 fn scope_name() -> String {
     static COUNT: AtomicUsize = AtomicUsize::new(0);
     let seconds = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
-    format!("qc_{seconds:012x}_{}_{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
+    format!("qc_{seconds:09x}_{}_{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
 }
 
 async fn report(
@@ -208,7 +208,7 @@ mod tests {
     fn scope_names_fit_every_store() {
         let name = scope_name();
         assert!(
-            name.len() <= 40 && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_'),
+            name.len() <= 32 && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_'),
             "{name}"
         );
         assert_ne!(name, scope_name());

@@ -104,7 +104,9 @@ pub trait Backend: Send + Sync {
     ///   error. The store itself enforces it, so that no race admits two. A job in a state of a newer version counts as
     ///   active. (group `unique`)
     /// - A refused call, an item over the cap among them, stores nothing and names the item, also if there is only
-    ///   one. (`enqueue::one_bad_item_stores_nothing`)
+    ///   one. (`enqueue::one_bad_item_stores_nothing`) Without [`Capabilities::atomic_batches`] this holds for what can be known before the first
+    ///   write: if another call takes an id in between, others of this call may be stored, and the error's certainty is
+    ///   [`Unknown`](crate::Certainty::Unknown).
     /// - A call that is dropped has stored all of its jobs or none, with [`Capabilities::atomic_batches`]; without, each of them
     ///   whole or not at all, and the same call again completes it. (`enqueue::dropped_futures`)
     /// - Calls at once, also about the same ids and keys, get outcomes, not errors. (`enqueue::race_of_one_job`)

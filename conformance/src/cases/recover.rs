@@ -71,6 +71,12 @@ pub(super) const CASES: &[Case] = &[
         [CLOCK],
         "A sweep that saw a lease expire loses against a heartbeat that came after it."
     ),
+    case!(
+        recover::an_unset_lease_is_not_the_one_seen,
+        [C13],
+        [CLOCK, OVERWRITE],
+        "A sweep that saw an expired lease loses to a row whose lease is unset by now."
+    ),
     case!(recover::unset_lease_is_adopted, [C13 S17], [CLOCK, OVERWRITE], "A held job without a lease gets one, goes on as before, and is recovered only after that has run out."),
     case!(
         recover::adoption_keeps_the_holder,
@@ -347,6 +353,18 @@ async fn a_late_heartbeat_wins(context: Context) -> Outcome {
     context.advance(10).await?;
     conflicts(&handle, &listed[0], &Transition::Recover).await?;
     check_eq!(sweep(&handle).await?.recovered.len(), 1, "the next sweep sees the newer lease, expired");
+    Ok(())
+}
+
+async fn an_unset_lease_is_not_the_one_seen(context: Context) -> Outcome {
+    let handle = context.connect().await?;
+    let job = held(&handle, true).await?;
+    context.advance(2 * MINUTE).await?;
+    let listed = handle.stale(None, limit(1)).await?.items;
+    check_eq!(ids(&listed), [job.id()], "its lease has run out");
+    context.overwrite(&Execution { lease_expires_at: None, ..listed[0].clone() }).await?;
+    conflicts(&handle, &listed[0], &Transition::Recover).await?;
+    check_eq!(ids(&sweep(&handle).await?.adopted), [job.id()], "the next sweep adopts it");
     Ok(())
 }
 

@@ -2,6 +2,7 @@
 //! cases only read, or leave it to other tasks to wait.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use queue_core::*;
 
@@ -70,6 +71,12 @@ pub(super) const CASES: &[Case] = &[
         [D1],
         [Need::Hook(Hook::Transaction)],
         "Those who want a key that an open transaction took get it if that is rolled back, and are told if it commits."
+    ),
+    case!(
+        transaction::times_are_the_statements,
+        [C1],
+        [Need::Hook(Hook::Transaction)],
+        "Now is when a call is made, not when its transaction began."
     ),
 ];
 
@@ -297,5 +304,25 @@ async fn its_end_decides_who_has_the_key(context: Context) -> Outcome {
         check_eq!((new, duplicates), expected, "after commit = {commit}: {answers:?}");
         check!(commit || new.is_some(), "the key is free again, and nobody got it: {answers:?}");
     }
+    Ok(())
+}
+
+async fn times_are_the_statements(context: Context) -> Outcome {
+    let handle = context.connect().await?;
+    let running = running(&handle, &new_job(), &worker("a")).await?;
+    let (first, second) = (new_job(), new_job());
+    let mut transaction = begin(&context).await?;
+    transaction.enqueue(std::slice::from_ref(&first)).await?;
+    // A moved clock would move what a transaction that looked at it once adds to it, too.
+    context.note(format_args!("time passes"));
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    transaction.enqueue(std::slice::from_ref(&second)).await?;
+    submit(&mut transaction, &Decision::new(&running.execution, &complete())?).await?;
+    transaction.commit().await?;
+    let (first, second, done) =
+        (read(&handle, first.id).await?, read(&handle, second.id).await?, read(&handle, running.id()).await?);
+    check!(first.created_at < second.created_at, "created later: {} and {}", first.created_at, second.created_at);
+    check!(first.available_at < second.available_at, "due later: {} and {}", first.available_at, second.available_at);
+    check!(Some(second.created_at) <= done.finished_at, "finished last: {:?}", done.finished_at);
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! The compare-and-update.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use queue_core::*;
 
@@ -451,11 +452,13 @@ async fn waits_for_a_held_row(context: Context) -> Outcome {
         context.note(format_args!("held in a transaction that sets {bumped:?}"));
         let hold = context.store.hold(&bumped).await?;
         let mut decision = Decision::new(&job.execution, &complete())?;
-        let waiting = {
+        let mut waiting = {
             let handle = Arc::clone(&handle);
             tokio::spawn(async move { settle(&handle, &mut decision).await })
         };
-        tokio::task::yield_now().await;
+        // Until it is waiting, which only the store knows: without this an answer from before the wait would go unseen at times.
+        let answered = tokio::time::timeout(Duration::from_millis(50), &mut waiting).await;
+        check!(answered.is_err(), "what is not decided yet must not be answered: {answered:?}");
         match commit {
             true => hold.commit().await?,
             false => hold.roll_back().await?,

@@ -28,6 +28,16 @@ pub(super) const FAULTS: &[Fault] = &[
     )
     .everywhere(),
     Fault::new(
+        "recover::unset_is_as_good_as_seen",
+        &Asks(|asked, there| match (asked, there) {
+            (LeaseMatch::Expired(_), None) => LeaseMatch::Unset,
+            _ => asked,
+        }),
+        "A sweep's update takes a lease that is not set for the one seen.",
+        &["recover::an_unset_lease_is_not_the_one_seen"],
+    )
+    .everywhere(),
+    Fault::new(
         "recover::trusts_the_sweeps_clock",
         &Asks(|asked, there| match asked {
             LeaseMatch::Expired(seen) if there == Some(seen) => LeaseMatch::Any,

@@ -1,6 +1,7 @@
 //! The application's own transaction. The reference has none, so these run round SQLite.
 
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use async_trait::async_trait;
 use queue_conformance::BoxError;
@@ -76,6 +77,13 @@ pub(super) const FAULTS: &[Fault] = &[
         &["transaction::its_end_decides_who_has_the_key"],
     )
     .not_round_the_reference(),
+    Fault::new(
+        "transaction::now_is_its_beginning",
+        &Begins(Mode::NowIsItsBeginning),
+        "`now()` is when the transaction began.",
+        &["transaction::times_are_the_statements"],
+    )
+    .not_round_the_reference(),
 ];
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -88,6 +96,7 @@ enum Mode {
     ConflictIsAnError,
     ComparesNothing,
     OpenKeysAreTaken,
+    NowIsItsBeginning,
 }
 
 struct Begins(Mode);
@@ -96,7 +105,7 @@ struct Begins(Mode);
 impl Wrong for Begins {
     async fn begin(&self, real: Arc<Real>) -> Result<Box<dyn CallerTransaction>, BoxError> {
         let inner = Some(real.store.begin().await?);
-        Ok(Box::new(Broken { mode: self.0, real, inner }))
+        Ok(Box::new(Broken { mode: self.0, real, inner, began: now() }))
     }
 
     async fn enqueue(&self, real: &Real, jobs: &[NewJob]) -> Result<Vec<Enqueued>> {
@@ -118,6 +127,13 @@ struct Broken {
     real: Arc<Real>,
     /// `None` once it has ended.
     inner: Option<Box<dyn CallerTransaction>>,
+    began: Timestamp,
+}
+
+/// This process' clock, which is SQLite's too.
+fn now() -> Timestamp {
+    let millis = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis();
+    Timestamp::from_unix_millis(i64::try_from(millis).unwrap_or(i64::MAX)).unwrap_or(Timestamp::MAX)
 }
 
 fn ended() -> Error {
@@ -151,7 +167,11 @@ impl Drop for Broken {
 impl CallerTransaction for Broken {
     async fn enqueue(&mut self, jobs: &[NewJob]) -> Result<Vec<Enqueued>> {
         let mode = self.mode;
-        let answers = self.inner()?.enqueue(jobs).await.map_err(|error| match mode {
+        let mut jobs = jobs.to_vec();
+        if mode == Mode::NowIsItsBeginning {
+            jobs.iter_mut().for_each(|job| job.available = When::At(self.began));
+        }
+        let answers = self.inner()?.enqueue(&jobs).await.map_err(|error| match mode {
             Mode::NamesNoItem => Error::new(error.kind(), error.certainty(), error.to_string()),
             _ => error,
         })?;
