@@ -130,6 +130,12 @@ pub enum BuildError {
         /// The queue.
         queue: String,
     },
+    /// Only jobs that have ended are deleted for their age, and each state can have one.
+    #[error("no retention, or a second one, can be given for the state {state}")]
+    Retention {
+        /// The state.
+        state: JobState,
+    },
     /// Nothing to run.
     #[error("a worker needs at least one handler")]
     NoHandlers,

@@ -170,6 +170,8 @@ pub use queue::Queue;
 pub use worker::CancelReason;
 pub use worker::CancelToken;
 pub use worker::JobContext;
+pub use worker::KindOptions;
+pub use worker::Next;
 pub use worker::NotDone;
 pub use worker::Report;
 pub use worker::RetryPolicy;

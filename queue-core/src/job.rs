@@ -289,7 +289,7 @@ pub struct Job {
     pub finished_at: Option<Timestamp>,
     /// The key that it alone has among the active jobs of its queue.
     pub unique_key: Option<UniqueKey>,
-    /// What it completed with; `null` is a result too.
+    /// What it completed with; `null` is a result too. While it runs, what its handler last said of its progress.
     pub result: Option<Json>,
     /// The newest failures, oldest first, at most [`Failure::KEPT`].
     pub errors: Vec<Failure>,

@@ -21,7 +21,7 @@ use crate::job::check_size;
 /// answer it is recognised by it. Times are resolved by the store, inside the statement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Patch {
-    /// The new identity; `None` keeps the old one (adoption alone does).
+    /// The new identity; `None` keeps the old one (adoption and progress do).
     pub revision: Option<Revision>,
     /// The new state.
     pub state: JobState,

@@ -41,7 +41,7 @@ impl Sweep {
         let answers = Transitioner::new(backend).submit_all(&mut decisions).await;
         for (decision, answer) in decisions.into_iter().zip(answers) {
             match answer {
-                // Adoption alone keeps the revision.
+                // Of what a sweep does, adoption alone keeps the revision.
                 Ok(Settled::Applied(execution) | Settled::AlreadyApplied(execution)) => {
                     match decision.request().patch.revision {
                         Some(_) => self.recovered.push(execution),

@@ -22,6 +22,7 @@ use crate::When;
 /// | transition | from | to | attempt |
 /// |---|---|---|---|
 /// | start | claimed | running | +1 |
+/// | progress | running | the same | |
 /// | complete | running | completed | |
 /// | retry | running | waiting, or failed when the attempts are used up | |
 /// | fail | running | failed | |
@@ -40,6 +41,11 @@ pub enum Transition {
     Start {
         /// The lease from now on.
         lease: Lease,
+    },
+    /// The holder says how far it is. That is no new moment of the job: whatever was decided on it before stays good.
+    Progress {
+        /// Shown as the job's result until it leaves the running state.
+        value: Json,
     },
     /// The handler ended well.
     Complete {
@@ -112,6 +118,7 @@ impl Transition {
     pub fn name(&self) -> &'static str {
         match self {
             Self::Start { .. } => "start",
+            Self::Progress { .. } => "progress",
             Self::Complete { .. } => "complete",
             Self::Retry { .. } => "retry",
             Self::Fail { .. } => "fail",
@@ -136,7 +143,9 @@ impl Transition {
         let leased = seen.lease_expires_at.is_some();
         let allowed = match self {
             Self::Start { .. } => seen.state == Claimed,
-            Self::Complete { .. } | Self::Retry { .. } | Self::Fail { .. } => seen.state == Running,
+            Self::Progress { .. } | Self::Complete { .. } | Self::Retry { .. } | Self::Fail { .. } => {
+                seen.state == Running
+            }
             Self::Snooze { .. } => matches!(seen.state, Running | Claimed | Waiting),
             Self::Release => seen.state.is_held(),
             Self::Recover => seen.state.is_held() && leased,
@@ -152,6 +161,9 @@ impl Transition {
                 lease: Change::Set(*lease),
                 ..unchanged(seen, Running)
             },
+            Self::Progress { value } => {
+                Patch { revision: None, result: Change::Set(value.clone()), ..unchanged(seen, Running) }
+            }
             Self::Complete { result } => {
                 Patch { result: result.clone().map_or(Change::Clear, Change::Set), ..ended(seen, Completed) }
             }
@@ -219,9 +231,9 @@ fn waiting(seen: &Execution, available: When) -> Patch {
     }
 }
 
-/// Ended: who held it, and since when, stays for the reader.
+/// Ended: who held it, and since when, stays for the reader; what it said of its progress does not.
 fn ended(seen: &Execution, state: JobState) -> Patch {
-    Patch { lease: Change::Clear, finished_at: Change::Set(()), ..unchanged(seen, state) }
+    Patch { lease: Change::Clear, finished_at: Change::Set(()), result: Change::Clear, ..unchanged(seen, state) }
 }
 
 /// The cap on attempts holds on every path.

@@ -30,6 +30,7 @@ fn moves() -> Vec<Transition> {
     let later = When::After(Delay::from_millis(5_000).expect("five seconds"));
     vec![
         Transition::Start { lease: lease() },
+        Transition::Progress { value: Json::null() },
         Transition::Complete { result: None },
         Transition::Retry { error: "e".into(), available: later },
         Transition::Fail { error: "e".into() },
@@ -49,6 +50,7 @@ fn table(transition: &str, from: JobState, attempt: u32, leased: bool) -> Option
     let used_up = attempt == MAX_ATTEMPTS.get();
     match (transition, from) {
         ("start", Claimed) => Some((Running, attempt + 1)),
+        ("progress", Running) => Some((Running, attempt)),
         ("complete", Running) => Some((Completed, attempt)),
         ("retry", Running) if used_up => Some((Failed, attempt)),
         ("retry", Running) => Some((Waiting, attempt)),
@@ -98,8 +100,8 @@ fn a_move_writes_by_where_it_leads() {
                 let seen = seen(from, 2, leased);
                 let Ok(patch) = transition.plan(&seen) else { continue };
                 let cell = format!("{} from {from}", transition.name());
-                let adopts = matches!(transition, Transition::Adopt { .. });
-                assert_eq!(patch.revision.is_none(), adopts, "{cell}: every move but adoption is a new moment");
+                let keeps = matches!(transition, Transition::Adopt { .. } | Transition::Progress { .. });
+                assert_eq!(patch.revision.is_none(), keeps, "{cell}: every other move is a new moment");
                 assert_ne!(patch.revision, Some(seen.revision), "{cell}");
                 let edits = matches!(transition, Transition::Replace { .. });
                 assert_eq!(patch.payload.is_some(), edits, "{cell}: no lifecycle move touches the payload");
@@ -111,7 +113,8 @@ fn a_move_writes_by_where_it_leads() {
                     }
                     state if state.is_final() => {
                         assert!(!patch.clear_claim && patch.attempted_at == Change::Keep, "{cell}: who ran it stays");
-                        assert_eq!((patch.lease, patch.finished_at), (Change::Clear, Change::Set(())), "{cell}");
+                        let cleared = (patch.lease, patch.finished_at, patch.result);
+                        assert_eq!(cleared, (Change::Clear, Change::Set(()), Change::Clear), "{cell}");
                     }
                     _ => assert!(!patch.clear_claim, "{cell}"),
                 }

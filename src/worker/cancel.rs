@@ -1,6 +1,7 @@
 //! How a handler learns that it should end.
 
 use std::fmt;
+use std::time::Duration;
 
 use tokio::sync::watch;
 
@@ -20,6 +21,11 @@ pub enum CancelReason {
         /// The reason given.
         reason: String,
     },
+    /// The attempt took as long as its kind may: it is dropped and counts as failed unless its handler ends now.
+    Timeout {
+        /// How long that is.
+        after: Duration,
+    },
     /// The worker stops and its grace is over: the job is given back unless its handler ends now.
     Shutdown,
 }
@@ -30,6 +36,7 @@ impl fmt::Display for CancelReason {
             Self::LeaseLost { now } => write!(f, "lease lost: {now}"),
             Self::LeaseUncertain => f.write_str("lease uncertain"),
             Self::Canceled { reason } => write!(f, "canceled: {reason}"),
+            Self::Timeout { after } => write!(f, "timed out after {after:?}"),
             Self::Shutdown => f.write_str("shutdown"),
         }
     }

@@ -1,30 +1,60 @@
 //! What a handler knows of its execution.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
+use queue_core::Decision;
 use queue_core::Execution;
+use queue_core::Inspect;
 use queue_core::JobId;
+use queue_core::Json;
+use queue_core::Name;
+use queue_core::Transition;
+use queue_core::Transitioner;
+use serde::Serialize;
 
 use super::cancel::CancelToken;
 use super::held::Claim;
+use crate::QueueError;
 
-/// What a handler knows of its execution.
-#[derive(Clone, Debug)]
+/// What a handler knows of its execution. Clones are of the same execution.
+#[derive(Clone)]
 pub struct JobContext {
-    claim: Arc<Claim>,
+    /// No more of the worker, so that a context which outlives it keeps no handler alive.
+    pub(super) backend: Arc<dyn Inspect>,
+    pub(super) claim: Arc<Claim>,
     token: CancelToken,
+    queue: Name,
+    kind: Name,
+    deadline: Option<Instant>,
 }
 
 impl JobContext {
-    pub(super) fn new(claim: Arc<Claim>) -> Self {
+    pub(super) fn new(
+        backend: Arc<dyn Inspect>,
+        claim: Arc<Claim>,
+        queue: Name,
+        kind: Name,
+        deadline: Option<Instant>,
+    ) -> Self {
         let token = claim.token();
-        Self { claim, token }
+        Self { backend, claim, token, queue, kind, deadline }
     }
 
     /// The job.
     pub fn id(&self) -> JobId {
         self.execution().id
+    }
+
+    /// The job's queue.
+    pub fn queue(&self) -> &Name {
+        &self.queue
+    }
+
+    /// The job's kind.
+    pub fn kind(&self) -> &Name {
+        &self.kind
     }
 
     /// Which attempt this is, from 1.
@@ -43,13 +73,38 @@ impl JobContext {
         self.claim.execution()
     }
 
+    /// When the attempt has taken as long as its kind may, by this machine's monotonic clock; `None` if there is no limit.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
     /// When the lease runs out unless a heartbeat renews it, by this machine's monotonic clock.
-    pub fn deadline(&self) -> Instant {
+    pub fn lease_deadline(&self) -> Instant {
         self.claim.deadline().into_std()
     }
 
     /// Fires when the handler should end.
     pub fn cancel_token(&self) -> &CancelToken {
         &self.token
+    }
+
+    /// Stores how far the work is, for operators to see: as the result of the job, which it is until the job ends or is given
+    /// back. One write, checked like every other; call it now and then, not for every row.
+    ///
+    /// # Errors
+    ///
+    /// A value that is no JSON or over the store's cap; a [`Conflict`](queue_core::Conflict) if the job is not this handler's any
+    /// more; or a failure of the store, after which the value may be stored or not.
+    pub async fn progress<T: Serialize + ?Sized>(&self, value: &T) -> Result<(), QueueError> {
+        let value = Json::encode(value).map_err(QueueError::invalid("progress"))?;
+        let mut decision = Decision::new(self.execution(), &Transition::Progress { value })?;
+        Transitioner::new(&*self.backend).submit(&mut decision).await?;
+        Ok(())
+    }
+}
+
+impl fmt::Debug for JobContext {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("JobContext").field("kind", &self.kind).field("claim", &self.claim).finish_non_exhaustive()
     }
 }

@@ -1,6 +1,6 @@
 //! Claims for the free slots, and starts what the claims bring.
 
-use std::pin::pin;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -14,20 +14,23 @@ use queue_core::Limit;
 use queue_core::Name;
 use queue_core::Transition;
 use queue_core::Unreadable;
-use tokio::sync::Semaphore;
+use tokio::sync::Notify;
 use tokio::sync::mpsc;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio::time::sleep;
+use tokio::time::sleep_until;
 use tokio::time::timeout;
 
 use super::Shared;
 use super::heartbeat::no_answer;
 use super::held::Claim;
 use super::held::lock;
+use super::report::Counted;
 use super::run;
 use super::settle::Pending;
+use super::slots::Slots;
 use crate::repeat::Backoff;
 use crate::repeat::is_busy;
 
@@ -43,129 +46,181 @@ pub(super) type Stopped = watch::Receiver<Option<Instant>>;
 pub(super) struct Fetch {
     shared: Arc<Shared>,
     kinds: Vec<Name>,
-    slots: Arc<Semaphore>,
+    queues: Vec<FromQueue>,
+    /// A handler has ended.
+    freed: Arc<Notify>,
     stopped: Stopped,
-    /// The queue that is asked first in the next round.
-    first: usize,
     results: mpsc::Sender<Pending>,
     pub(super) handlers: JoinSet<()>,
+}
+
+/// A queue that jobs are claimed from.
+struct FromQueue {
+    name: Name,
+    slots: Arc<Slots>,
+    /// There may be more to claim: the last claim brought all that it asked for, or it is time to look again.
+    more: bool,
+}
+
+impl FromQueue {
+    fn can_claim(&self) -> bool {
+        self.more && self.slots.free() > 0
+    }
 }
 
 /// What a round over the queues came to, from worst to best.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Round {
     Failed,
-    Empty,
-    /// Some jobs, and no more were to be had.
-    Some,
-    /// As many jobs as were asked for: there may be more.
-    Full,
+    Nothing,
+    Jobs,
+}
+
+/// Who wakes the worker.
+enum Wake<'b> {
+    /// Subscribed once it has been polled.
+    Waiting(Pin<Box<dyn Future<Output = Result<(), Error>> + Send + 'b>>),
+    Came,
+    /// Polling goes on.
+    Failed,
+}
+
+impl Wake<'_> {
+    /// Subscribes: what becomes due from now on is not missed.
+    async fn subscribe(&mut self) {
+        std::future::poll_fn(|context| {
+            if let Self::Waiting(wait) = self
+                && let Poll::Ready(ended) = wait.as_mut().poll(context)
+            {
+                self.ended(ended);
+            }
+            Poll::Ready(())
+        })
+        .await;
+    }
+
+    /// Resolves when work may have become due.
+    async fn came(&mut self) {
+        if let Self::Waiting(wait) = self {
+            let ended = wait.await;
+            self.ended(ended);
+        }
+        if matches!(self, Self::Failed) {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    fn ended(&mut self, ended: Result<(), Error>) {
+        *self = match ended {
+            Ok(()) => Self::Came,
+            Err(error) => {
+                tracing::warn!(name: "worker.wait_failed", %error, "cannot wait for work, polling goes on");
+                Self::Failed
+            }
+        };
+    }
 }
 
 impl Fetch {
     pub(super) fn new(shared: Arc<Shared>, results: mpsc::Sender<Pending>, stopped: Stopped) -> Self {
         let kinds = shared.handlers.keys().cloned().collect();
-        let slots = Arc::new(Semaphore::new(shared.config.concurrency));
-        Self { shared, kinds, slots, stopped, first: 0, results, handlers: JoinSet::new() }
+        let freed = Arc::new(Notify::new());
+        let queue = |(name, concurrency): &(Name, usize)| FromQueue {
+            name: name.clone(),
+            slots: Slots::new(*concurrency, Arc::clone(&freed)),
+            more: true,
+        };
+        let queues = shared.config.queues.iter().map(queue).collect();
+        Self { shared, kinds, queues, freed, stopped, results, handlers: JoinSet::new() }
     }
 
     /// Works until it is told to stop. A claim that is under way then is awaited, and what it brings is released.
     pub(super) async fn run(&mut self) {
-        let poll = self.shared.config.poll;
-        let mut idle = Backoff::new(SHORTEST_POLL, poll);
+        let shared = Arc::clone(&self.shared);
+        let names: Vec<_> = self.queues.iter().map(|queue| queue.name.clone()).collect();
+        let queues = u32::try_from(names.len()).unwrap_or(u32::MAX);
+        let longest = match queues {
+            1 => shared.config.poll,
+            several => shared.config.poll.max(Duration::from_secs(1).saturating_mul(several)),
+        };
+        let mut idle = Backoff::new(SHORTEST_POLL, longest);
         // What wakes a worker for nothing, its own outcomes among it, must not keep it busy.
-        let mut nothing = Backoff::new(Duration::from_millis(1), Duration::from_millis(100).min(poll));
+        let mut nothing = Backoff::new(Duration::from_millis(1), Duration::from_millis(100).min(longest));
         let mut woken_for_nothing = false;
+        let mut wake = Wake::Waiting(shared.backend.wait_for_work(&names));
+        let (mut looks_again, mut next_look) = (true, Instant::now());
         loop {
-            self.free_slots().await;
+            while self.handlers.try_join_next().is_some() {}
             if self.is_stopped() {
                 return;
             }
-            let shared = Arc::clone(&self.shared);
-            // Subscribed before the claim: what becomes due in between wakes it.
-            let mut wake = pin!(shared.backend.wait_for_work(&shared.config.queues));
-            let early = std::future::poll_fn(|context| match wake.as_mut().poll(context) {
-                Poll::Ready(ended) => Poll::Ready(Some(ended)),
-                Poll::Pending => Poll::Ready(None),
-            })
-            .await;
+            wake.subscribe().await;
             let round = self.round().await;
-            if round >= Round::Some {
+            if round == Some(Round::Jobs) {
                 idle.reset();
                 nothing.reset();
                 woken_for_nothing = false;
             }
-            if round == Round::Full {
-                continue;
+            if looks_again || round == Some(Round::Jobs) {
+                next_look = Instant::now() + idle.pause();
             }
+            let some_are_empty = self.queues.iter().any(|queue| !queue.more);
             let woken = async {
-                let ended = match early {
-                    Some(ended) => ended,
-                    None => wake.await,
-                };
-                if let Err(error) = ended {
-                    tracing::warn!(name: "worker.wait_failed", %error, "cannot wait for work, polling goes on");
-                    std::future::pending().await
-                }
+                wake.came().await;
                 if woken_for_nothing {
                     sleep(nothing.pause()).await;
                 }
             };
-            woken_for_nothing = tokio::select! {
-                _ = stopped(&mut self.stopped) => false,
-                () = sleep(idle.pause()) => false,
-                () = woken, if round > Round::Failed => true,
-            };
+            tokio::select! {
+                biased;
+                _ = stopped(&mut self.stopped) => return,
+                () = room(&self.queues, &self.freed) => {
+                    looks_again = false;
+                    continue;
+                }
+                () = woken, if some_are_empty && round != Some(Round::Failed) => woken_for_nothing = true,
+                () = sleep_until(next_look), if some_are_empty => woken_for_nothing = false,
+            }
+            looks_again = true;
+            self.queues.iter_mut().for_each(|queue| queue.more = true);
+            wake = Wake::Waiting(shared.backend.wait_for_work(&names));
         }
     }
 
-    /// Resolves when there are free slots, or when it is told to stop. As long as handlers keep ending it lets them, so that one
-    /// claim fills many slots.
-    async fn free_slots(&mut self) {
-        tokio::select! {
-            _ = stopped(&mut self.stopped) => return,
-            _ = self.slots.acquire() => {}
-        }
-        loop {
-            let free = self.slots.available_permits();
-            tokio::task::yield_now().await;
-            if self.slots.available_permits() <= free {
+    /// One claim for each queue that may have more and has free slots; `None` if there is no such queue.
+    async fn round(&mut self) -> Option<Round> {
+        let mut round = None;
+        for index in 0..self.queues.len() {
+            let queue = &mut self.queues[index];
+            if !queue.can_claim() {
+                continue;
+            }
+            if self.stopped.borrow().is_some() {
                 break;
             }
-        }
-        while self.handlers.try_join_next().is_some() {}
-    }
-
-    /// One claim for each queue while there are free slots. The queues take turns in being first.
-    async fn round(&mut self) -> Round {
-        let queues = self.shared.config.queues.clone();
-        let first = self.first;
-        self.first = (first + 1) % queues.len();
-        let mut round = Round::Failed;
-        for queue in queues.iter().cycle().skip(first).take(queues.len()) {
-            let free = self.slots.available_permits();
-            if free == 0 || self.is_stopped() {
-                break;
-            }
-            let came = match self.claim(queue, free).await {
-                Ok(0) => Round::Empty,
-                Ok(jobs) if jobs < free.min(Limit::MAX.rows()) => Round::Some,
-                Ok(_) => Round::Full,
+            let free = queue.slots.free().min(Limit::MAX.rows());
+            queue.more = false;
+            let came = match self.claim(index, free).await {
+                Ok(0) => Round::Nothing,
+                Ok(jobs) => {
+                    self.queues[index].more = jobs >= free;
+                    Round::Jobs
+                }
                 Err(error) => {
-                    tracing::warn!(name: "worker.claim_failed", queue = %queue, %error, "a claim failed");
+                    tracing::warn!(name: "worker.claim_failed", queue = %self.queues[index].name, %error, "a claim failed");
                     Round::Failed
                 }
             };
-            round = round.max(came);
+            round = round.max(Some(came));
         }
         round
     }
 
-    async fn claim(&mut self, queue: &Name, free: usize) -> Result<usize, Error> {
+    async fn claim(&mut self, from: usize, limit: usize) -> Result<usize, Error> {
         let shared = Arc::clone(&self.shared);
         let lease = shared.config.lease;
-        let limit = Limit::new(free.min(Limit::MAX.rows()))?;
-        let request = ClaimRequest::new(queue.clone(), self.kinds.clone(), shared.id.clone(), lease, limit)?;
+        let queue = self.queues[from].name.clone();
+        let request = ClaimRequest::new(queue, self.kinds.clone(), shared.id.clone(), lease, Limit::new(limit)?)?;
         let mut busy = Backoff::default();
         let mut left = BUSY_CLAIMS;
         loop {
@@ -176,7 +231,7 @@ impl Fetch {
             match answer.unwrap_or_else(|_| Err(no_answer())) {
                 Ok(claimed) => {
                     let count = claimed.jobs.len() + claimed.unreadable.len();
-                    self.take_up(claimed, sent + lease.duration()).await;
+                    self.take_up(from, claimed, sent + lease.duration()).await;
                     *lock(&shared.claiming) = None;
                     return Ok(count);
                 }
@@ -191,9 +246,9 @@ impl Fetch {
         }
     }
 
-    async fn take_up(&mut self, claimed: Claimed, deadline: Instant) {
+    async fn take_up(&mut self, from: usize, claimed: Claimed, deadline: Instant) {
         let Claimed { jobs, unreadable } = claimed;
-        self.shared.count(|report| report.claimed += (jobs.len() + unreadable.len()) as u64);
+        self.shared.count(Counted::Claimed, jobs.len() + unreadable.len());
         let claims = jobs.into_iter().filter_map(|job| Some((Claim::new(job.execution.clone(), deadline)?, job)));
         let claims: Vec<_> = claims.collect();
         for (claim, _) in &claims {
@@ -203,7 +258,7 @@ impl Fetch {
             self.unreadable(row, deadline).await;
         }
         for (claim, job) in self.still_held(claims, deadline).await {
-            self.start(claim, job).await;
+            self.start(from, claim, job).await;
         }
     }
 
@@ -239,8 +294,8 @@ impl Fetch {
         self.stopped.borrow().is_some()
     }
 
-    async fn start(&mut self, claim: Arc<Claim>, job: Job) {
-        let Ok(slot) = Arc::clone(&self.slots).try_acquire_owned() else {
+    async fn start(&mut self, from: usize, claim: Arc<Claim>, job: Job) {
+        let Some(slot) = self.queues[from].slots.take() else {
             return self.release(claim).await;
         };
         if self.is_stopped() || !self.shared.handlers.contains_key(&job.kind) {
@@ -248,7 +303,7 @@ impl Fetch {
         }
         let (shared, results, told) = (Arc::clone(&self.shared), self.results.clone(), self.stopped.clone());
         self.handlers.spawn(async move {
-            run::job(shared, claim, job.kind, job.payload, results, told).await;
+            run::job(shared, claim, job, results, told).await;
             drop(slot);
         });
     }
@@ -268,6 +323,21 @@ impl Fetch {
         let error = format!("this program cannot read the job: {reason}").into();
         let available = self.shared.config.retry.after(claim.execution().attempt);
         Pending::offer(&self.shared, claim, &Transition::Retry { error, available }, &self.results).await;
+    }
+}
+
+/// Resolves when more can be claimed. As long as handlers keep ending it lets them, so that one claim fills many slots.
+async fn room(queues: &[FromQueue], freed: &Notify) {
+    while !queues.iter().any(FromQueue::can_claim) {
+        freed.notified().await;
+    }
+    let free = || queues.iter().map(|queue| queue.slots.free()).sum::<usize>();
+    loop {
+        let before = free();
+        tokio::task::yield_now().await;
+        if free() <= before {
+            return;
+        }
     }
 }
 

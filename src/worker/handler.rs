@@ -11,15 +11,23 @@ use serde::Serialize;
 use crate::JobArgs;
 use crate::JobContext;
 use crate::NotDone;
+use crate::worker::KindOptions;
 
 /// A handler at work: ends with the result as JSON.
 pub(super) type Running = Pin<Box<dyn Future<Output = Result<Json, NotDone>> + Send>>;
 
 /// A handler that takes the payload as JSON.
-pub(super) type Handler = Box<dyn Fn(JobContext, Json) -> Running + Send + Sync>;
+pub(super) type Handler = Arc<dyn Fn(JobContext, Json) -> Running + Send + Sync>;
+
+/// A handler and how its kind is run.
+#[derive(Clone)]
+pub(super) struct Registered {
+    pub(super) handler: Handler,
+    pub(super) options: KindOptions,
+}
 
 /// The handlers by kind.
-pub(super) type Handlers = HashMap<Name, Handler>;
+pub(super) type Handlers = HashMap<Name, Registered>;
 
 /// Wraps a typed handler. All of the application's code, reading the arguments included, runs inside the future.
 pub(super) fn erase<A, F, Fut, T>(handler: F) -> Handler
@@ -30,7 +38,7 @@ where
     T: Serialize + Send,
 {
     let handler = Arc::new(handler);
-    Box::new(move |context, payload| {
+    Arc::new(move |context, payload| {
         let handler = Arc::clone(&handler);
         Box::pin(async move {
             let args = payload

@@ -17,6 +17,7 @@ use tokio::time::timeout;
 use super::Shared;
 use super::cancel::CancelReason;
 use super::held::Claim;
+use super::report::Counted;
 use crate::repeat::Backoff;
 use crate::repeat::is_busy;
 
@@ -95,7 +96,7 @@ async fn explain(shared: Arc<Shared>, claim: Arc<Claim>) {
         Ok(None) => CancelReason::LeaseLost { now: "the job was deleted".into() },
         Err(error) => CancelReason::LeaseLost { now: format!("the job cannot be read: {error}") },
     };
-    shared.count(|report| report.lost += 1);
+    shared.count(Counted::Lost, 1);
     tracing::warn!(name: "worker.lease_lost", { job.id = %id, %reason }, "a claim is lost, its handler is told");
     claim.cancel(reason);
 }

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use queue_core::Delay;
 use queue_core::Error;
 use queue_core::JobId;
+use queue_core::JobState;
 use queue_core::Limit;
 use queue_core::Sweep;
 use queue_core::recover_stale;
@@ -16,9 +17,15 @@ use tokio::time::timeout;
 use super::Shared;
 use super::heartbeat::no_answer;
 use super::held::lock;
+use super::report::Counted;
 
 /// Rows per statement.
 const PAGE: usize = 200;
+
+/// How many old jobs one statement deletes, and how many statements one round makes: few, so that nobody waits for them. What
+/// is left then has its turn in the next round.
+const PURGE: usize = 500;
+const PURGES: u32 = 20;
 
 pub(super) async fn run(shared: Arc<Shared>) {
     let Ok(page) = Limit::new(PAGE) else { return };
@@ -34,7 +41,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
         let stale = recover_stale(&*shared.backend, lease, page, |id| held.renews(id, lease.duration()));
         match in_time(&shared, stale).await {
             Ok(sweep) => {
-                shared.count(|report| report.recovered += sweep.recovered.len() as u64);
+                shared.count(Counted::Recovered, sweep.recovered.len());
                 for execution in &sweep.recovered {
                     tracing::warn!(name: "worker.recovered", { job.id = %execution.id, now = %execution }, "a stale job was put back");
                 }
@@ -43,6 +50,30 @@ pub(super) async fn run(shared: Arc<Shared>) {
             Err(error) => failed(&error),
         }
         orphans(&shared, page, grace(&shared), |id| is_held(&shared, id)).await;
+        for (state, age) in &shared.config.retention {
+            purge(&shared, *state, *age).await;
+        }
+    }
+}
+
+/// Deletes what has ended long ago.
+async fn purge(shared: &Shared, state: JobState, age: Delay) {
+    let Ok(batch) = Limit::new(PURGE) else { return };
+    for _ in 0..PURGES {
+        let purged = timeout(shared.config.lease.duration(), shared.backend.purge(state, age, batch)).await;
+        match purged.unwrap_or_else(|_| Err(no_answer())) {
+            Ok(purged) => {
+                let purged = usize::try_from(purged).unwrap_or(usize::MAX);
+                shared.count(Counted::Purged, purged);
+                if purged < PURGE {
+                    return;
+                }
+            }
+            Err(error) => {
+                tracing::warn!(name: "worker.purge_failed", %state, %error, "old jobs could not be deleted, the next round follows");
+                return;
+            }
+        }
     }
 }
 
@@ -50,7 +81,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
 async fn orphans(shared: &Shared, page: Limit, grace: Delay, is_held: impl Fn(JobId) -> bool) {
     match in_time(shared, release_orphans(&*shared.backend, &shared.id, grace, page, is_held)).await {
         Ok(sweep) => {
-            shared.count(|report| report.released += sweep.recovered.len() as u64);
+            shared.count(Counted::Released, sweep.recovered.len());
             for execution in &sweep.recovered {
                 tracing::warn!(name: "worker.orphan", { job.id = %execution.id }, "a job whose claim got no answer was given back");
             }

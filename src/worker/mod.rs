@@ -7,6 +7,8 @@ mod fetch;
 mod handler;
 mod heartbeat;
 mod held;
+mod kind;
+mod layer;
 mod maintain;
 mod outcome;
 mod report;
@@ -14,6 +16,7 @@ mod retry_policy;
 mod run;
 mod settle;
 mod shutdown;
+mod slots;
 
 use std::fmt;
 use std::pin::pin;
@@ -33,6 +36,8 @@ pub use builder::WorkerBuilder;
 pub use cancel::CancelReason;
 pub use cancel::CancelToken;
 pub use context::JobContext;
+pub use kind::KindOptions;
+pub use layer::Next;
 pub use outcome::NotDone;
 pub use report::Report;
 pub use retry_policy::RetryPolicy;
@@ -42,6 +47,8 @@ use builder::Config;
 use fetch::Fetch;
 use handler::Handlers;
 use held::HeldJobs;
+use layer::Layer;
+use report::Counted;
 
 /// Claims jobs, runs their handlers and records how they went, until it is told to stop.
 ///
@@ -65,6 +72,7 @@ struct Shared {
     id: WorkerId,
     config: Config,
     handlers: Handlers,
+    layers: Vec<Layer>,
     held: HeldJobs,
     /// Since when a claim has been waiting for its answer.
     claiming: Mutex<Option<Instant>>,
@@ -74,8 +82,8 @@ struct Shared {
 }
 
 impl Shared {
-    fn count(&self, count: impl FnOnce(&mut Report)) {
-        count(&mut held::lock(&self.report));
+    fn count(&self, what: Counted, by: usize) {
+        held::lock(&self.report).count(what, by as u64);
     }
 }
 
@@ -86,7 +94,7 @@ impl Worker {
         WorkerBuilder::new(Arc::new(Arc::clone(queue.backend())))
     }
 
-    fn new(backend: Arc<dyn Inspect>, config: Config, handlers: Handlers) -> Self {
+    fn new(backend: Arc<dyn Inspect>, config: Config, handlers: Handlers, layers: Vec<Layer>) -> Self {
         let id = WorkerId::new(&config.name);
         Self {
             shared: Arc::new(Shared {
@@ -94,6 +102,7 @@ impl Worker {
                 id,
                 config,
                 handlers,
+                layers,
                 held: HeldJobs::default(),
                 claiming: Mutex::default(),
                 unrenewed: AtomicBool::new(false),
@@ -117,13 +126,36 @@ impl Worker {
     ///
     /// If one of its own loops panics, which a panicking backend can make it do. A panicking handler cannot.
     pub async fn run_until<T>(self, shutdown: impl Future<Output = T>) -> Report {
+        self.run_until_or_hurry(shutdown, std::future::pending::<()>()).await
+    }
+
+    /// The same, with a second signal: once `hurry` resolves as well, the grace is over. It counts from when the worker was told
+    /// to stop.
+    ///
+    /// ```no_run
+    /// # async fn example(worker: fenced_queue::Worker) {
+    /// use tokio::signal::ctrl_c;
+    ///
+    /// let report = worker.run_until_or_hurry(ctrl_c(), async { (ctrl_c().await, ctrl_c().await) }).await;
+    /// # }
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// As [`run_until`](Self::run_until).
+    pub async fn run_until_or_hurry<T, U>(
+        self,
+        shutdown: impl Future<Output = T>,
+        hurry: impl Future<Output = U>,
+    ) -> Report {
         let shared = self.shared;
         tracing::info!(name: "worker.start", worker = %shared.id, "worker starts");
         let mut loops = JoinSet::new();
         loops.spawn(heartbeat::run(Arc::clone(&shared)));
         loops.spawn(maintain::run(Arc::clone(&shared)));
         // Handlers take their room before they run, so that none waits with its outcome: as many again as are running.
-        let (results, inbox) = mpsc::channel(shared.config.concurrency.saturating_mul(2));
+        let concurrency: usize = shared.config.queues.iter().map(|(_, concurrency)| concurrency).sum();
+        let (results, inbox) = mpsc::channel(concurrency.saturating_mul(2));
         let (close, closing) = watch::channel(false);
         let mut settler = JoinSet::new();
         settler.spawn(settle::run(Arc::clone(&shared), inbox, closing));
@@ -131,17 +163,31 @@ impl Worker {
 
         let (stop, stopped) = watch::channel(None);
         let mut fetch = Fetch::new(Arc::clone(&shared), results, stopped.clone());
+        let (hurry_up, hurried) = watch::channel(false);
         let mut told = pin!(async {
-            shutdown.await;
+            let mut hurry = pin!(hurry);
+            let mut shutdown = pin!(shutdown);
+            let early = tokio::select! {
+                biased;
+                _ = &mut shutdown => false,
+                _ = &mut hurry => true,
+            };
+            if early {
+                shutdown.await;
+            }
             stop.send_replace(Some(Instant::now()));
+            if !early {
+                hurry.await;
+            }
+            hurry_up.send_replace(true);
         });
         let mut working = pin!(async {
             tokio::select! {
                 () = fetch.run() => {}
-                () = shutdown::claim_overdue(&shared, stopped.clone()) => {}
+                () = shutdown::claim_overdue(&shared, stopped.clone(), hurried.clone()) => {}
             }
             *held::lock(&shared.claiming) = None;
-            shutdown::drain(&shared, &mut fetch, stopped).await;
+            shutdown::drain(&shared, &mut fetch, stopped, hurried).await;
             maintain::last_orphans(&shared).await;
             close.send_replace(true);
             shutdown::flush(&shared, settled).await;

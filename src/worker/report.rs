@@ -1,5 +1,24 @@
 //! What a worker did in its life.
 
+/// What a worker counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Counted {
+    Claimed,
+    Completed,
+    Retried,
+    Failed,
+    Snoozed,
+    Canceled,
+    Released,
+    Conflicts,
+    Lost,
+    Panicked,
+    TimedOut,
+    Unrecorded,
+    Recovered,
+    Purged,
+}
+
 /// What a worker did, counted; the answer of [`Worker::run_until`](crate::Worker::run_until).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -24,10 +43,35 @@ pub struct Report {
     pub lost: u64,
     /// Handlers that panicked.
     pub panicked: u64,
+    /// Handlers that were dropped because their time was over.
+    pub timed_out: u64,
     /// Outcomes that the store could not be made to record in time: their jobs are recovered and run again.
     pub unrecorded: u64,
     /// Stale jobs of any worker that were put back.
     pub recovered: u64,
+    /// Ended jobs that were deleted because they were old.
+    pub purged: u64,
     /// Claims still held when the worker ended: their leases recover them.
     pub left: u64,
+}
+
+impl Report {
+    pub(super) fn count(&mut self, what: Counted, by: u64) {
+        *match what {
+            Counted::Claimed => &mut self.claimed,
+            Counted::Completed => &mut self.completed,
+            Counted::Retried => &mut self.retried,
+            Counted::Failed => &mut self.failed,
+            Counted::Snoozed => &mut self.snoozed,
+            Counted::Canceled => &mut self.canceled,
+            Counted::Released => &mut self.released,
+            Counted::Conflicts => &mut self.conflicts,
+            Counted::Lost => &mut self.lost,
+            Counted::Panicked => &mut self.panicked,
+            Counted::TimedOut => &mut self.timed_out,
+            Counted::Unrecorded => &mut self.unrecorded,
+            Counted::Recovered => &mut self.recovered,
+            Counted::Purged => &mut self.purged,
+        } += by;
+    }
 }

@@ -1,20 +1,21 @@
 //! One job through its handler.
 
 use std::any::Any;
-use std::convert::Infallible;
 use std::panic::AssertUnwindSafe;
 use std::panic::catch_unwind;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
+use std::time::Duration;
 
 use queue_core::Delay;
+use queue_core::Job;
 use queue_core::Json;
-use queue_core::Name;
 use queue_core::Transition;
 use queue_core::When;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
+use tokio::time::sleep;
 use tokio::time::sleep_until;
 use tracing::Instrument;
 
@@ -23,21 +24,34 @@ use super::NotDone;
 use super::Shared;
 use super::cancel::CancelReason;
 use super::fetch::Stopped;
+use super::handler::Registered;
 use super::handler::Running;
 use super::held::Claim;
+use super::layer::Next;
 use super::outcome::Verdict;
+use super::report::Counted;
+use super::retry_policy::RetryPolicy;
 use super::settle::Pending;
+use super::shutdown::LAST_WORDS;
+
+/// How an attempt came to its end.
+enum Ended {
+    Handler(Result<Json, NotDone>),
+    Panic(String),
+    /// The handler was dropped.
+    Aborted(CancelReason),
+}
 
 /// Runs the handler and hands its outcome to the settler, where it has taken room for it before.
 pub(super) async fn job(
     shared: Arc<Shared>,
     claim: Arc<Claim>,
-    kind: Name,
-    payload: Json,
+    job: Job,
     results: mpsc::Sender<Pending>,
     stopped: Stopped,
 ) {
-    let Some(handler) = shared.handlers.get(&kind) else {
+    let Job { queue, kind, payload, .. } = job;
+    let Some(Registered { handler, options }) = shared.handlers.get(&kind).cloned() else {
         return;
     };
     let Ok(room) = results.reserve_owned().await else { return };
@@ -49,30 +63,45 @@ pub(super) async fn job(
     let span = tracing::info_span!(
         "job", job.id = %execution.id, kind = %kind, attempt = execution.attempt, fence = execution.fence
     );
-    let running = handler(JobContext::new(Arc::clone(&claim)), payload);
+    let began = Instant::now();
+    let deadline = options.timeout.and_then(|timeout| began.checked_add(timeout));
+    let context =
+        JobContext::new(Arc::clone(&shared.backend), Arc::clone(&claim), queue, kind, deadline.map(Instant::into_std));
+    let inner = context.clone();
+    let handler = Next::new(move || handler(inner, payload)).within(&shared.layers, &context);
+    drop(context);
     let ended = async {
-        let mut ended = pin!(caught(running));
+        let mut ended = pin!(caught(Box::pin(handler.run())));
         tokio::select! {
             biased;
             ended = &mut ended => ended,
-            never = uncertain(&claim) => match never {},
+            reason = uncertain(&claim, options.aborts_when_uncertain) => Ended::Aborted(reason),
+            reason = timed_out(&claim, deadline, options.timeout) => Ended::Aborted(reason),
         }
     };
-    let transition = match ended.instrument(span.clone()).await {
-        Ok(result) => transition(&shared, &claim, result),
-        Err(message) => {
-            shared.count(|report| report.panicked += 1);
+    let ended = ended.instrument(span.clone()).await;
+    match &ended {
+        Ended::Handler(_) => {}
+        Ended::Panic(message) => {
+            shared.count(Counted::Panicked, 1);
             tracing::warn!(name: "worker.panic", parent: &span, %message, "a handler panicked");
-            transition(&shared, &claim, Err(NotDone::retry(format_args!("the handler panicked: {message}"))))
         }
-    };
+        Ended::Aborted(reason) => {
+            if matches!(reason, CancelReason::Timeout { .. }) {
+                shared.count(Counted::TimedOut, 1);
+            }
+            tracing::warn!(name: "worker.aborted", parent: &span, %reason, "a handler was dropped");
+        }
+    }
+    let retry = options.retry.unwrap_or(shared.config.retry);
+    let transition = transition(&shared, &claim, retry, ended);
     if let Some(pending) = Pending::new(&shared, claim, &transition) {
         room.send(pending);
     }
 }
 
 /// The handler's end, or the message that it panicked with.
-async fn caught(running: Running) -> Result<Result<Json, NotDone>, String> {
+async fn caught(running: Running) -> Ended {
     let mut running = Some(running);
     std::future::poll_fn(|context| {
         let polled = catch_unwind(AssertUnwindSafe(|| {
@@ -84,14 +113,14 @@ async fn caught(running: Running) -> Result<Result<Json, NotDone>, String> {
             polled
         }));
         match polled {
-            Ok(polled) => polled.map(Ok),
+            Ok(polled) => polled.map(Ended::Handler),
             Err(panic) => {
                 let text = message(&*panic);
                 // Even what was thrown can panic when it is dropped.
                 if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
                     std::mem::forget(again);
                 }
-                Poll::Ready(Err(text))
+                Poll::Ready(Ended::Panic(text))
             }
         }
     })
@@ -103,38 +132,54 @@ fn message(panic: &(dyn Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message").to_owned()
 }
 
-/// Fires the token if the lease was not renewed in time, by this machine's monotonic clock. Never ends.
-async fn uncertain(claim: &Claim) -> Infallible {
+/// Fires the token if the lease was not renewed in time, by this machine's monotonic clock. Ends only if the handler is to be
+/// dropped then.
+async fn uncertain(claim: &Claim, aborts: bool) -> CancelReason {
     loop {
         let deadline = claim.deadline();
         sleep_until(deadline).await;
         if claim.deadline() <= Instant::now() {
             tracing::warn!(name: "worker.lease_uncertain", { job.id = %claim.execution().id }, "a lease was not renewed in time");
             claim.cancel(CancelReason::LeaseUncertain);
+            if aborts {
+                return CancelReason::LeaseUncertain;
+            }
             return std::future::pending().await;
         }
     }
 }
 
-fn transition(shared: &Shared, claim: &Claim, ended: Result<Json, NotDone>) -> Transition {
+/// Fires the token when the attempt has taken too long, and ends when its handler has had time to end by itself.
+async fn timed_out(claim: &Claim, deadline: Option<Instant>, timeout: Option<Duration>) -> CancelReason {
+    let (Some(deadline), Some(after)) = (deadline, timeout) else { return std::future::pending().await };
+    sleep_until(deadline).await;
+    claim.cancel(CancelReason::Timeout { after });
+    sleep(LAST_WORDS).await;
+    CancelReason::Timeout { after }
+}
+
+fn transition(shared: &Shared, claim: &Claim, retry: RetryPolicy, ended: Ended) -> Transition {
     let max = shared.backend.capabilities().max_payload;
-    match ended {
-        Ok(result) if result.bytes() > max => {
+    let verdict = match ended {
+        Ended::Handler(Ok(result)) if result.bytes() > max => {
             let error = format!("result too large: {} bytes, at most {max} are stored", result.bytes()).into();
-            Transition::Fail { error }
+            return Transition::Fail { error };
         }
-        Ok(result) => Transition::Complete { result: Some(result) },
-        Err(NotDone(Verdict::Retry { error, after })) => {
+        Ended::Handler(Ok(result)) => return Transition::Complete { result: Some(result) },
+        Ended::Handler(Err(NotDone(verdict))) => verdict,
+        Ended::Panic(message) => Verdict::Retry { error: format!("the handler panicked: {message}"), after: None },
+        Ended::Aborted(reason) => Verdict::Retry { error: format!("the handler was dropped: {reason}"), after: None },
+    };
+    match verdict {
+        Verdict::Retry { error, after } => {
             let available = match after {
                 Some(after) => When::After(Delay::saturating(after)),
-                None => shared.config.retry.after(claim.execution().attempt),
+                None => retry.after(claim.execution().attempt),
             };
             Transition::Retry { error: error.into(), available }
         }
-        Err(NotDone(Verdict::Fail { error })) => Transition::Fail { error: error.into() },
-        Err(NotDone(Verdict::Snooze { after })) => {
-            Transition::Snooze { available: When::After(Delay::saturating(after)) }
-        }
-        Err(NotDone(Verdict::Cancel { reason })) => Transition::Cancel { reason: reason.into() },
+        Verdict::Fail { error } => Transition::Fail { error: error.into() },
+        Verdict::Snooze { after } => Transition::Snooze { available: When::After(Delay::saturating(after)) },
+        Verdict::Cancel { reason } => Transition::Cancel { reason: reason.into() },
     }
 }

@@ -18,6 +18,7 @@ use tokio::time::timeout;
 use super::Shared;
 use super::heartbeat::no_answer;
 use super::held::Claim;
+use super::report::Counted;
 use crate::repeat::Backoff;
 
 /// The most outcomes that wait in the settler itself; then handlers wait with theirs, and no slot becomes free.
@@ -128,7 +129,7 @@ fn judge(shared: &Shared, mut pending: Pending, answer: Result<Settled, Transiti
         Err(TransitionError::Backend(error)) => error,
         Err(conflict) => {
             shared.held.remove(&claim);
-            shared.count(|report| report.conflicts += 1);
+            shared.count(Counted::Conflicts, 1);
             tracing::debug!(name: "worker.conflict", %conflict, "an outcome came too late");
             return None;
         }
@@ -167,22 +168,21 @@ fn recorded(shared: &Shared, decision: &Decision, state: JobState) {
             _ => {}
         }
     }
-    shared.count(|report| {
-        *match (name, state) {
-            ("complete", _) => &mut report.completed,
-            ("retry", JobState::Waiting) => &mut report.retried,
-            ("snooze", _) => &mut report.snoozed,
-            ("release", _) => &mut report.released,
-            ("cancel", _) => &mut report.canceled,
-            _ => &mut report.failed,
-        } += 1;
-    });
+    let what = match (name, state) {
+        ("complete", _) => Counted::Completed,
+        ("retry", JobState::Waiting) => Counted::Retried,
+        ("snooze", _) => Counted::Snoozed,
+        ("release", _) => Counted::Released,
+        ("cancel", _) => Counted::Canceled,
+        _ => Counted::Failed,
+    };
+    shared.count(what, 1);
 }
 
 /// The job stays as it is until its lease runs out.
 fn give_up(shared: &Shared, claim: &Arc<Claim>, error: &TransitionError) {
     shared.held.give_up(claim, shared.config.lease.duration().saturating_mul(4));
-    shared.count(|report| report.unrecorded += 1);
+    shared.count(Counted::Unrecorded, 1);
     let id = claim.execution().id;
     tracing::error!(name: "worker.unrecorded", { job.id = %id, %error }, "an outcome could not be recorded, the job will run again");
 }

@@ -14,28 +14,33 @@ use super::fetch::Stopped;
 use super::fetch::stopped;
 
 /// How long a handler may take to end once its token has fired.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+pub(super) const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// Resolves this long after the worker was told to stop.
-async fn after_stop(mut told: Stopped, span: Duration) {
+/// Resolves this long after the worker was told to stop, or when it is told to hurry.
+async fn after_stop(mut told: Stopped, mut hurry: watch::Receiver<bool>, span: Duration) {
     let since = stopped(&mut told).await;
-    sleep(span.saturating_sub(since.elapsed())).await;
+    tokio::select! {
+        () = sleep(span.saturating_sub(since.elapsed())) => {}
+        Ok(_) = hurry.wait_for(|hurry| *hurry) => {}
+    }
 }
 
 /// Resolves when a claim under way has had its time to be answered, after the worker was told to stop.
-pub(super) async fn claim_overdue(shared: &Shared, told: Stopped) {
+pub(super) async fn claim_overdue(shared: &Shared, told: Stopped, hurry: watch::Receiver<bool>) {
     // A store may have it wait for a third of its lease, and then it takes its jobs all the same.
     let answer = shared.config.lease.duration() / 3 + LAST_WORDS;
-    after_stop(told, shared.config.grace.max(answer)).await;
+    after_stop(told.clone(), hurry, shared.config.grace.max(answer)).await;
+    // Also to one who hurries: an answer on its way brings jobs that would wait for their leases.
+    sleep(LAST_WORDS).await;
 }
 
 /// Ends the handlers, and gives back what has no outcome then.
-pub(super) async fn drain(shared: &Shared, fetch: &mut Fetch, told: Stopped) {
+pub(super) async fn drain(shared: &Shared, fetch: &mut Fetch, told: Stopped, hurry: watch::Receiver<bool>) {
     tracing::info!(name: "worker.stopping", running = fetch.handlers.len(), "worker stops, handlers may end");
     let in_time = tokio::select! {
         biased;
         () = ended(&mut fetch.handlers) => true,
-        () = after_stop(told, shared.config.grace) => false,
+        () = after_stop(told, hurry, shared.config.grace) => false,
     };
     if !in_time {
         for claim in shared.held.all() {

@@ -9,6 +9,13 @@ use serde::Serialize;
 
 use crate::common::*;
 
+#[derive(Serialize, Deserialize)]
+struct End;
+
+impl JobArgs for End {
+    const KIND: &'static str = "end";
+}
+
 fn builder() -> WorkerBuilder {
     Worker::builder(&Queue::new(MemoryBackend::new())).register(async |_: JobContext, _: Add| Ok(()))
 }
@@ -32,6 +39,15 @@ fn misuse_is_refused_and_the_value_named() {
     assert_eq!(refused(builder().heartbeat(Duration::ZERO)), "heartbeat must not be zero");
     assert_eq!(refused(builder().poll(Duration::ZERO)), "poll must not be zero");
     assert_eq!(refused(builder().name("")), "worker name: name must not be empty");
+    assert_eq!(refused(builder().queue_with("a", 0)), "concurrency must not be zero");
+    let never =
+        builder().register_with(KindOptions::new().timeout(Duration::ZERO), async |_: JobContext, _: End| Ok(()));
+    assert_eq!(refused(never), "timeout must not be zero");
+    let refusal = |state| format!("no retention, or a second one, can be given for the state {state}");
+    assert_eq!(refused(builder().retention(JobState::Waiting, seconds(1))), refusal("waiting"));
+    let twice = builder().retention(JobState::Failed, seconds(1)).retention(JobState::Failed, seconds(2));
+    assert_eq!(refused(twice), refusal("failed"));
+    assert!(refused(builder().retention(JobState::Failed, Duration::MAX)).starts_with("retention: "));
     assert_eq!(refused(builder().queue("")), "queue: name must not be empty");
     assert_eq!(refused(builder().queue("a").queue("b").queue("a")), "queue `a` is named twice");
     let twice = builder().register(async |_: JobContext, _: Add| Ok(()));

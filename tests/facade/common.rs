@@ -204,7 +204,12 @@ impl Store {
 
     /// The job, past all faults.
     pub(crate) async fn job(&self, id: JobId) -> Job {
-        self.inner.get(id).await.expect("readable").expect("there")
+        self.find(id).await.expect("there")
+    }
+
+    /// The same of a job that may have been deleted.
+    pub(crate) async fn find(&self, id: JobId) -> Option<Job> {
+        self.inner.get(id).await.expect("readable")
     }
 
     fn sync(&self) {

@@ -52,10 +52,10 @@ async fn heartbeats_keep_the_job_of_a_long_handler(store: Arc<Store>) {
     let context = contexts.recv().await.expect("it starts");
     let other = store.another();
     let sweeper = quick(&other);
-    let deadline = context.deadline();
+    let deadline = context.lease_deadline();
     store.until_calls(Op::Beat, 6).await;
     other.until_calls(Op::Stale, 3).await;
-    assert!(context.deadline() > deadline, "the deadline moves with the heartbeats");
+    assert!(context.lease_deadline() > deadline, "the deadline moves with the heartbeats");
     assert!(!context.cancel_token().is_canceled());
     end.notify_one();
     let job = store.until_state(id, JobState::Completed).await;

@@ -3,6 +3,7 @@
 mod build;
 mod common;
 mod faults;
+mod kinds;
 mod lease;
 mod outcome;
 mod queue;

@@ -92,7 +92,7 @@ fn operation() -> impl Strategy<Value = Operation> {
     ]
 }
 
-const MOVES: usize = 11;
+const MOVES: usize = 12;
 
 /// The move of a number; half minutes, so that no due time and no lease ends with an operation.
 fn transition(number: usize) -> Transition {
@@ -107,6 +107,7 @@ fn transition(number: usize) -> Transition {
         7 => cancel(),
         8 => Transition::Rerun,
         9 => Transition::Replace { payload: json("[9]"), available: When::Now },
+        10 => Transition::Progress { value: json("[10]") },
         _ => Transition::Adopt { lease: half_minutes(3) },
     }
 }

@@ -56,6 +56,12 @@ pub(super) const CASES: &[Case] = &[
         [],
         "An ended job that is run again waits, due now, without attempts and result, its errors kept."
     ),
+    case!(
+        settle::progress,
+        [A1 A3],
+        [],
+        "A holder's progress shows as the result while it runs, is no new moment of the job, and is refused to a holder of old."
+    ),
     case!(settle::rerun_keeps_the_fence, [], [], "The claims of a job that runs again go on counting."),
     case!(settle::replace, [], [CLOCK], "A waiting job gets another payload and due time, and keeps everything else."),
     case!(
@@ -99,6 +105,7 @@ async fn each_move_writes_its_patch(context: Context) -> Outcome {
     let handle = context.connect().await?;
     let moves = [
         Transition::Start { lease: lease(MINUTE) },
+        Transition::Progress { value: json("7") },
         complete(),
         Transition::Complete { result: None },
         retry_now(),
@@ -132,7 +139,7 @@ async fn each_move_writes_its_patch(context: Context) -> Outcome {
             }
         }
     }
-    check_eq!(allowed, 17, "every move that the table allows was made");
+    check_eq!(allowed, 18, "every move that the table allows was made");
     Ok(())
 }
 
@@ -145,8 +152,9 @@ fn same_but_for_now(before: &Job, after: &Job, patch: &Patch, transition: &str) 
         after.errors.last().filter(|_| patch.failure.is_some()).map(|failure| failure.at),
         Some(after.available_at).filter(|_| patch.available == Some(When::Now)),
     ];
-    // One of the times that the patch sets, or the one that it counts from.
-    let now = set.into_iter().flatten().next().unwrap_or_else(|| after.available_at.saturating_add_millis(-MINUTE));
+    // One of the times that the patch sets, or the one that it counts from. Progress has none.
+    let counted_from = patch.available.map(|_| after.available_at.saturating_add_millis(-MINUTE));
+    let now = set.into_iter().flatten().next().or(counted_from).unwrap_or(before.created_at);
     patch.apply(&mut expected, now);
     check_eq!(*after, expected, "{transition} from {}", before.state());
     check!(now >= before.created_at, "{transition}: the times are the store's");
@@ -282,6 +290,26 @@ async fn rerun(context: Context) -> Outcome {
         check!(Some(again.available_at) >= ended.finished_at, "from {state}: due now");
         check_eq!(claim_one(&handle, &claim_for(&worker("b"), 1)).await?.id(), ended.id(), "from {state}: it runs");
     }
+    Ok(())
+}
+
+async fn progress(context: Context) -> Outcome {
+    let (handle, old) = started(&context).await?;
+    let half = Transition::Progress { value: json("{\"half\":true}") };
+    for round in 1..=2 {
+        let reported = apply(&handle, &old.execution, &half).await?;
+        check_eq!(reported.execution, old.execution, "round {round}: no new moment");
+        let shown = read(&handle, old.id()).await?;
+        check_eq!(shown, Job { result: Some(json("{\"half\":true}")), ..old.clone() }, "nothing else is changed");
+    }
+    apply(&handle, &old.execution, &Transition::Release).await?;
+    check_eq!(read(&handle, old.id()).await?.result, None, "gone with the claim");
+    let newer = claim_one(&handle, &claim_for(&worker("b"), 1)).await?;
+    conflicts(&handle, &old.execution, &half).await?;
+    check_eq!(read(&handle, old.id()).await?, newer, "the newer run is as it was");
+    apply(&handle, &newer.execution, &half).await?;
+    apply(&handle, &newer.execution, &fail()).await?;
+    check_eq!(read(&handle, old.id()).await?.result, None, "a failed job has no result");
     Ok(())
 }
 

@@ -86,6 +86,7 @@ pub(super) const FAULTS: &[Fault] = &[
     Fault::new("update::renews_every_revision", &RenewsEveryRevision, "Every update makes a new revision, also one that should keep it.", &[
         "update::the_revision_is_the_patchs",
         "recover::adoption_keeps_the_holder",
+        "settle::progress",
     ])
     .everywhere(),
     Fault::new("update::delay_from_the_claim", &DelayFromTheClaim, "A delay counts from the claim, not from the update.", &["settle::retry_waits_for_its_delay"]),
