@@ -12,19 +12,44 @@ use queue_core::Enqueued;
 use queue_core::Error;
 use queue_core::ErrorKind;
 use queue_core::Invalid;
+use queue_core::Job;
 use queue_core::JobId;
+use queue_core::JobState;
 use queue_core::Json;
 use queue_core::Name;
 use queue_core::NewJob;
 use queue_core::Priority;
 use queue_core::Timestamp;
 use queue_core::Transactional;
+use queue_core::Transition;
+use queue_core::TransitionError;
 use queue_core::UniqueKey;
 use queue_core::When;
 
 use crate::JobArgs;
 use crate::Queue;
 use crate::QueueError;
+use crate::operate::REPLANS;
+
+/// What became of a job that may replace another; see [`Enqueue::send_or_replace`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Placed {
+    /// It is there, or a job that cannot be replaced has its key.
+    Enqueued(Enqueued),
+    /// The waiting job of this id has its payload and due time now.
+    Replaced(JobId),
+}
+
+impl Placed {
+    /// The job that stands for the one enqueued.
+    pub fn id(self) -> JobId {
+        match self {
+            Self::Enqueued(enqueued) => enqueued.id(),
+            Self::Replaced(id) => id,
+        }
+    }
+}
 
 /// A job that is being put together; made by [`Queue::enqueue`] and stored when it is awaited.
 ///
@@ -120,6 +145,42 @@ impl<B: Backend + ?Sized> Enqueue<'_, B> {
     /// The first bad value; a payload over the store's cap, an id of another job, or another failure of the store.
     pub async fn send(self) -> Result<Enqueued, QueueError> {
         only(self.queue.enqueue_many(&[self.job?]).await?)
+    }
+
+    /// Stores the job; or, if a job of the same kind that has its unique key is still waiting, gives that one this payload and due
+    /// time. It keeps its id, its priority and its attempts. If it has been claimed by then, it is a duplicate.
+    ///
+    /// # Errors
+    ///
+    /// As [`send`](Self::send), and a failure of the store while it replaces.
+    pub async fn send_or_replace(self) -> Result<Placed, QueueError> {
+        let (queue, job) = (self.queue, self.job?);
+        let replace = Transition::Replace { payload: job.payload.clone(), available: job.available };
+        let jobs = [job];
+        let mut replans = REPLANS;
+        loop {
+            let answer = only(queue.enqueue_many(&jobs).await?)?;
+            let Enqueued::Duplicate { existing } = answer else {
+                return Ok(Placed::Enqueued(answer));
+            };
+            let holder = queue.get(existing).await?;
+            let is_meant = |job: &Job| job.state() == JobState::Waiting && job.kind == jobs[0].kind;
+            match holder {
+                Some(waiting) if is_meant(&waiting) => match queue.decide(&waiting.execution, &replace).await {
+                    Ok(_) => return Ok(Placed::Replaced(existing)),
+                    Err(QueueError::NotFound { .. }) => {}
+                    Err(QueueError::Transition(TransitionError::Conflict(conflict))) if !conflict.may_have_applied => {}
+                    Err(error) => return Err(error),
+                },
+                Some(active) if active.state().is_active() => return Ok(Placed::Enqueued(answer)),
+                // It has let go of the key meanwhile.
+                _ => {}
+            }
+            if replans == 0 {
+                return Ok(Placed::Enqueued(answer));
+            }
+            replans -= 1;
+        }
     }
 }
 

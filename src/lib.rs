@@ -149,6 +149,7 @@ mod args;
 mod connect;
 mod enqueue;
 mod error;
+mod operate;
 mod queue;
 mod repeat;
 mod worker;
@@ -164,8 +165,10 @@ pub use backend_sqlite as sqlite;
 
 pub use args::JobArgs;
 pub use enqueue::Enqueue;
+pub use enqueue::Placed;
 pub use error::BuildError;
 pub use error::QueueError;
+pub use operate::Bulk;
 pub use queue::Queue;
 pub use worker::CancelReason;
 pub use worker::CancelToken;

@@ -1,42 +1,26 @@
-//! Producing, inspecting and operating.
+//! Producing and inspecting; `operate` has what operators do.
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
 use queue_core::Backend;
 use queue_core::Count;
-use queue_core::Decision;
-use queue_core::Delay;
 use queue_core::Enqueued;
-use queue_core::Error;
-use queue_core::Execution;
-use queue_core::FailureText;
 use queue_core::Inspect;
 use queue_core::Job;
 use queue_core::JobId;
-use queue_core::JobState;
 use queue_core::Limit;
 use queue_core::ListFilter;
 use queue_core::NewJob;
 use queue_core::Page;
-use queue_core::Settled;
 use queue_core::Transactional;
-use queue_core::Transition;
-use queue_core::TransitionError;
-use queue_core::Transitioner;
 
 use crate::Enqueue;
 use crate::JobArgs;
 use crate::QueueError;
 use crate::connect;
+use crate::repeat::Backoff;
 use crate::repeat::Repeats;
-
-/// How often [`Queue::cancel`] decides anew when the job keeps changing under it.
-const REPLANS: usize = 16;
-
-/// How many ended jobs one statement of [`Queue::purge`] deletes: few, so that workers are not held up.
-const PURGE_BATCH: usize = 1_000;
 
 /// A handle to the jobs of one store. Clones are cheap and share the store.
 ///
@@ -45,7 +29,7 @@ const PURGE_BATCH: usize = 1_000;
 /// An enqueue, a cancellation and a rerun recognise their own repetition. They are made again, a few times and with
 /// jitter, if the store was busy or the answer was lost. Whatever else fails is the caller's at once.
 pub struct Queue<B: ?Sized = dyn Inspect> {
-    backend: Arc<B>,
+    pub(crate) backend: Arc<B>,
 }
 
 impl Queue {
@@ -151,68 +135,31 @@ impl<B: Backend + ?Sized> Queue<B> {
         Ok(self.backend.get(id).await?)
     }
 
-    /// Cancels a job wherever it stands; a handler that runs it learns of it, with the reason, through its token.
+    /// Waits until the job has ended, and answers with it.
     ///
-    /// If the job changes meanwhile the decision is made anew, a bounded number of times.
-    ///
-    /// # Errors
-    ///
-    /// [`QueueError::Ended`], naming the state, if the job has ended already, by another cancellation included;
-    /// [`QueueError::NotFound`]; or a failure of the store.
-    pub async fn cancel(&self, id: JobId, reason: impl Into<FailureText>) -> Result<Execution, QueueError> {
-        let cancel = Transition::Cancel { reason: reason.into() };
-        let mut seen = self.get(id).await?.ok_or(QueueError::NotFound { id })?.execution;
-        let mut replans = REPLANS;
-        loop {
-            match self.decide(&seen, &cancel).await {
-                // If an earlier submission may have been applied, somebody may have undone it on purpose.
-                Err(QueueError::Transition(TransitionError::Conflict(conflict)))
-                    if replans > 0 && !conflict.may_have_applied =>
-                {
-                    seen = conflict.current;
-                    replans -= 1;
-                }
-                other => return other,
-            }
-        }
-    }
-
-    /// Cancels a job as it was seen; if it has changed since, that is the error.
+    /// It reads the job again and again, after pauses that grow from 20 milliseconds to one second: a database tells nobody that a
+    /// job has ended. Give it a limit by `tokio::time::timeout`; it may be dropped at any time.
     ///
     /// # Errors
     ///
-    /// As [`cancel`](Self::cancel), and a [`Conflict`](queue_core::Conflict) showing both moments.
-    pub async fn cancel_job(&self, job: &Job, reason: impl Into<FailureText>) -> Result<Execution, QueueError> {
-        self.decide(&job.execution, &Transition::Cancel { reason: reason.into() }).await
-    }
-
-    /// Runs an ended job again, from its first attempt; its recorded errors stay, its result goes.
-    ///
-    /// # Errors
-    ///
-    /// A job that has not ended; a unique key that another active job has by now; [`QueueError::NotFound`]; a job that
-    /// somebody else changed meanwhile; or a failure of the store.
-    pub async fn rerun(&self, id: JobId) -> Result<Execution, QueueError> {
-        let seen = self.get(id).await?.ok_or(QueueError::NotFound { id })?.execution;
-        self.decide(&seen, &Transition::Rerun).await
-    }
-
-    /// Decides once, and submits that one decision until the store has answered.
-    async fn decide(&self, seen: &Execution, transition: &Transition) -> Result<Execution, QueueError> {
-        if seen.state.is_final() && matches!(transition, Transition::Cancel { .. }) {
-            return Err(QueueError::Ended { id: seen.id, state: seen.state });
-        }
-        let mut decision = Decision::new(seen, transition)?;
+    /// [`QueueError::NotFound`], also if the job is deleted meanwhile; or a failure of the store that does not pass in about two
+    /// seconds.
+    pub async fn ended(&self, id: JobId) -> Result<Job, QueueError> {
+        let mut pauses = Backoff::default();
         let mut repeats = Repeats::new();
         loop {
-            match Transitioner::new(&*self.backend).submit(&mut decision).await {
-                Ok(Settled::Applied(execution) | Settled::AlreadyApplied(execution)) => return Ok(execution),
-                Err(TransitionError::Backend(error)) => {
-                    if !repeats.again(&error).await {
+            match self.backend.get(id).await {
+                Ok(None) => return Err(QueueError::NotFound { id }),
+                Ok(Some(job)) if job.state().is_final() => return Ok(job),
+                Ok(Some(_)) => {
+                    repeats = Repeats::new();
+                    tokio::time::sleep(pauses.pause()).await;
+                }
+                Err(error) => {
+                    if !repeats.again_reading(&error).await {
                         return Err(error.into());
                     }
                 }
-                Err(error) => return Err(error.into()),
             }
         }
     }
@@ -241,39 +188,6 @@ impl<B: Inspect + ?Sized> Queue<B> {
     /// A failure of the store.
     pub async fn counts(&self) -> Result<Vec<Count>, QueueError> {
         Ok(self.backend.counts().await?)
-    }
-
-    /// Deletes the jobs that ended in this state at least `older_than` ago, batch by batch, and answers how many.
-    ///
-    /// # Errors
-    ///
-    /// A state that is not final, a span beyond what can be stored, or a failure of the store; the batches before it
-    /// stay deleted.
-    pub async fn purge(&self, state: JobState, older_than: Duration) -> Result<u64, QueueError> {
-        let older_than = Delay::try_from(older_than).map_err(QueueError::invalid("older_than"))?;
-        let batch = Limit::new(PURGE_BATCH).map_err(QueueError::invalid("limit"))?;
-        let mut deleted = 0;
-        loop {
-            let now = self.purge_batch(state, older_than, batch).await?;
-            deleted += now;
-            if now < u64::from(batch.get()) {
-                return Ok(deleted);
-            }
-        }
-    }
-
-    async fn purge_batch(&self, state: JobState, older_than: Delay, batch: Limit) -> Result<u64, Error> {
-        let mut repeats = Repeats::new();
-        loop {
-            let error = match self.backend.purge(state, older_than, batch).await {
-                Ok(deleted) => return Ok(deleted),
-                Err(error) => error,
-            };
-            // Deleting again is harmless; what a lost answer deleted is only missing from the count.
-            if !repeats.again(&error).await {
-                return Err(error);
-            }
-        }
     }
 }
 

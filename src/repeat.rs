@@ -65,6 +65,15 @@ impl Repeats {
             ErrorKind::Unavailable => error.certainty() == Certainty::Unknown,
             _ => false,
         };
+        self.pause_if(repeat).await
+    }
+
+    /// The same for a call that only reads: whatever may pass by itself is waited for.
+    pub(crate) async fn again_reading(&mut self, error: &Error) -> bool {
+        self.pause_if(matches!(error.kind(), ErrorKind::Transient | ErrorKind::Unavailable)).await
+    }
+
+    async fn pause_if(&mut self, repeat: bool) -> bool {
         if !repeat || self.left == 0 {
             return false;
         }

@@ -28,6 +28,12 @@ on_each_store! {
     a_cancellation_whose_answer_is_lost_is_recognised
     an_ended_job_runs_again_and_no_other_does
     ended_jobs_are_listed_counted_and_purged_in_batches
+    a_waiting_job_is_replaced_and_no_other
+    a_replacement_that_loses_to_a_claim_is_a_duplicate
+    a_key_that_is_free_again_is_taken
+    many_jobs_are_canceled_and_run_again
+    an_operation_on_many_jobs_tells_which_it_did_not_change
+    the_end_of_a_job_is_awaited
 }
 
 /// The name of a queue that is too long by one byte.
@@ -370,4 +376,118 @@ mod on_sqlite_only {
         let id = Queue::connect(&url).await.expect("migrates").enqueue(&ADD).await.expect("stored").id();
         assert!(queue.get(id).await.expect("readable").is_some(), "two handles see one store");
     }
+}
+
+async fn a_waiting_job_is_replaced_and_no_other(store: Arc<Store>) {
+    let queue = store.queue();
+    let keyed = |add: &Add| queue.enqueue(add).unique_key("report");
+    let first = keyed(&ADD).priority(2).delay(Duration::from_secs(60)).send_or_replace().await.expect("stored");
+    let Placed::Enqueued(Enqueued::New(id)) = first else { panic!("{first:?}") };
+    let before = store.job(id).await;
+    let newer = Add { a: 7, b: 8 };
+    let due = "2100-01-01T00:00:00Z".parse().expect("a time");
+    let placed = keyed(&newer).at(due).priority(9).send_or_replace().await.expect("replaced");
+    assert_eq!(placed, Placed::Replaced(id));
+    let after = store.job(id).await;
+    assert_eq!((after.payload.as_str(), after.available_at), (r#"{"a":7,"b":8}"#, due));
+    assert_eq!(
+        (after.priority, after.created_at, after.state()),
+        (before.priority, before.created_at, JobState::Waiting)
+    );
+
+    #[derive(Serialize, Deserialize)]
+    struct Other;
+    impl JobArgs for Other {
+        const KIND: &'static str = "other";
+    }
+    let placed = queue.enqueue(&Other).unique_key("report").send_or_replace().await.expect("an outcome");
+    assert_eq!(
+        placed,
+        Placed::Enqueued(Enqueued::Duplicate { existing: id }),
+        "another kind does not read that payload"
+    );
+    assert_eq!(store.job(id).await, after);
+}
+
+async fn a_replacement_that_loses_to_a_claim_is_a_duplicate(store: Arc<Store>) {
+    let queue = store.queue();
+    let id = queue.enqueue(&ADD).unique_key("report").await.expect("stored").id();
+    let gate = store.gate_before(Op::Update);
+    let other = store.another();
+    let newer = Add { a: 7, b: 8 };
+    let replacing = queue.enqueue(&newer).unique_key("report").send_or_replace();
+    let claiming = async {
+        gate.reached().await;
+        let claimed = claim_one(&other).await;
+        gate.open();
+        claimed
+    };
+    let (placed, claimed) = tokio::join!(replacing, claiming);
+    assert_eq!(placed.expect("an outcome"), Placed::Enqueued(Enqueued::Duplicate { existing: id }));
+    assert_eq!(store.job(id).await, claimed, "the one that runs is as it was");
+}
+
+async fn a_key_that_is_free_again_is_taken(store: Arc<Store>) {
+    let queue = store.queue();
+    let id = queue.enqueue(&ADD).unique_key("report").await.expect("stored").id();
+    let gate = store.gate_before(Op::Update);
+    let newer = Add { a: 7, b: 8 };
+    let replacing = queue.enqueue(&newer).unique_key("report").send_or_replace();
+    let canceling = async {
+        gate.reached().await;
+        store.another().queue().cancel(id, "not wanted").await.expect("canceled");
+        gate.open();
+    };
+    let (placed, ()) = tokio::join!(replacing, canceling);
+    let Ok(Placed::Enqueued(Enqueued::New(second))) = placed else { panic!("{placed:?}") };
+    assert_eq!(store.job(second).await.payload.as_str(), r#"{"a":7,"b":8}"#);
+    assert_eq!(store.job(id).await.state(), JobState::Canceled);
+}
+
+async fn many_jobs_are_canceled_and_run_again(store: Arc<Store>) {
+    let queue = store.queue();
+    let jobs: Vec<_> = (0..450).map(|_| queue.enqueue(&ADD).into_job().expect("good")).collect();
+    queue.enqueue_many(&jobs).await.expect("stored");
+    let other = queue.enqueue(&ADD).queue("other").await.expect("stored").id();
+    let running = claim_one(&store).await.id();
+    let mut filter = ListFilter::default();
+    filter.queue = Some("default".parse().expect("a name"));
+    store.refuse(Op::Update, 1, busy);
+    store.lose_answer(Op::Update, 1, lost);
+    let canceled = queue.cancel_all(&filter, "the shop is closed").await.expect("listed");
+    assert_eq!((canceled.changed, canceled.refused.len()), (450, 0), "the one that runs is among them");
+    assert_eq!(store.job(running).await.errors[0].text.as_str(), "the shop is closed");
+    assert_eq!(store.job(other).await.state(), JobState::Waiting);
+    assert_eq!(queue.cancel_all(&filter, "again").await.expect("listed").changed, 0, "they have ended");
+    filter.state = Some(JobState::Canceled);
+    let again = queue.rerun_all(&filter).await.expect("listed");
+    assert_eq!((again.changed, again.refused.len()), (450, 0));
+    assert_eq!(queue.rerun_all(&filter).await.expect("listed").changed, 0);
+}
+
+async fn an_operation_on_many_jobs_tells_which_it_did_not_change(store: Arc<Store>) {
+    let queue = store.queue();
+    let ended = queue.enqueue(&ADD).unique_key("k").await.expect("stored").id();
+    queue.cancel(ended, "first").await.expect("canceled");
+    let holder = queue.enqueue(&ADD).unique_key("k").await.expect("stored").id();
+    let bulk = queue.rerun_all(&ListFilter::default()).await.expect("listed");
+    assert_eq!((bulk.changed, bulk.refused.len()), (0, 1));
+    assert_eq!(bulk.refused[0].0, ended, "its key is taken: {}", bulk.refused[0].1);
+    assert_eq!(store.job(holder).await.state(), JobState::Waiting);
+}
+
+async fn the_end_of_a_job_is_awaited(store: Arc<Store>) {
+    let queue = store.queue();
+    let id = queue.enqueue(&ADD).await.expect("stored").id();
+    let (other, gate) = (store.another(), store.gate(Op::Get));
+    let ending = async {
+        gate.reached().await;
+        other.queue().cancel(id, "no need").await.expect("canceled");
+        gate.open();
+    };
+    store.refuse(Op::Get, 1, lost);
+    let (ended, ()) = tokio::join!(queue.ended(id), ending);
+    assert_eq!(ended.expect("ended").state(), JobState::Canceled);
+    let nobody = queue.ended(JobId::new()).await;
+    assert!(matches!(nobody, Err(QueueError::NotFound { .. })), "{nobody:?}");
 }
