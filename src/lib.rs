@@ -143,7 +143,8 @@
 //!
 //! # Testing
 //!
-//! [`MemoryBackend`] keeps the whole contract but durability, on a clock that a test can set.
+//! [`testing::TestJob`] runs one job through a handler. [`MemoryBackend`] keeps the whole contract but durability, on a clock that a
+//! test can set.
 
 mod args;
 mod connect;
@@ -152,6 +153,7 @@ mod error;
 mod operate;
 mod queue;
 mod repeat;
+pub mod testing;
 mod worker;
 
 #[cfg(feature = "mongo")]

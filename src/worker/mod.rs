@@ -24,7 +24,10 @@ use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 
+use queue_core::ClaimRequest;
 use queue_core::Inspect;
+use queue_core::Limit;
+use queue_core::Transitioner;
 use queue_core::WorkerId;
 use tokio::sync::mpsc;
 use tokio::sync::watch;
@@ -42,10 +45,13 @@ pub use outcome::NotDone;
 pub use report::Report;
 pub use retry_policy::RetryPolicy;
 
+use crate::JobArgs;
 use crate::Queue;
+use crate::QueueError;
 use builder::Config;
 use fetch::Fetch;
 use handler::Handlers;
+use held::Claim;
 use held::HeldJobs;
 use layer::Layer;
 use report::Counted;
@@ -114,6 +120,26 @@ impl Worker {
     /// Who it is in stored jobs: its name and a random part.
     pub fn id(&self) -> &WorkerId {
         &self.shared.id
+    }
+
+    /// Claims one job of this kind, takes it through its handler and records the outcome: for tests of handlers.
+    pub(crate) async fn claim_and_run<A: JobArgs>(&self, cancel: Option<CancelReason>) -> Result<(), QueueError> {
+        let shared = &self.shared;
+        let queue = A::QUEUE.parse().map_err(QueueError::invalid("queue"))?;
+        let kinds = shared.handlers.keys().cloned();
+        let (lease, one) = (shared.config.lease, Limit::new(1).map_err(QueueError::invalid("limit"))?);
+        let request = ClaimRequest::new(queue, kinds, shared.id.clone(), lease, one);
+        let request = request.map_err(QueueError::invalid("kinds"))?;
+        let deadline = Instant::now() + lease.duration();
+        for job in shared.backend.claim(&request).await?.jobs {
+            let Some(claim) = Claim::new(job.execution.clone(), deadline) else { continue };
+            if let Some(reason) = cancel.clone() {
+                claim.cancel(reason);
+            }
+            let transition = run::attempt(shared, &claim, job).await;
+            Transitioner::new(&*shared.backend).apply(claim.execution(), &transition).await?;
+        }
+        Ok(())
     }
 
     /// Works until `shutdown` resolves, then stops gracefully: nothing more is claimed, and what a claim under way

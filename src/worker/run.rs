@@ -50,15 +50,23 @@ pub(super) async fn job(
     results: mpsc::Sender<Pending>,
     stopped: Stopped,
 ) {
-    let Job { queue, kind, payload, .. } = job;
-    let Some(Registered { handler, options }) = shared.handlers.get(&kind).cloned() else {
-        return;
-    };
     let Ok(room) = results.reserve_owned().await else { return };
     // It may have waited for that room: a handler does not begin after the stop, nor for a job that is lost.
     if claim.token().is_canceled() || stopped.borrow().is_some() {
         return;
     }
+    let transition = attempt(&shared, &claim, job).await;
+    if let Some(pending) = Pending::new(&shared, claim, &transition) {
+        room.send(pending);
+    }
+}
+
+/// Runs the handler to its end, and answers what is to become of the job.
+pub(super) async fn attempt(shared: &Arc<Shared>, claim: &Arc<Claim>, job: Job) -> Transition {
+    let Job { queue, kind, payload, .. } = job;
+    let Some(Registered { handler, options }) = shared.handlers.get(&kind).cloned() else {
+        return Transition::Release;
+    };
     let execution = claim.execution();
     let span = tracing::info_span!(
         "job", job.id = %execution.id, kind = %kind, attempt = execution.attempt, fence = execution.fence
@@ -66,7 +74,7 @@ pub(super) async fn job(
     let began = Instant::now();
     let deadline = options.timeout.and_then(|timeout| began.checked_add(timeout));
     let context =
-        JobContext::new(Arc::clone(&shared.backend), Arc::clone(&claim), queue, kind, deadline.map(Instant::into_std));
+        JobContext::new(Arc::clone(&shared.backend), Arc::clone(claim), queue, kind, deadline.map(Instant::into_std));
     let inner = context.clone();
     let handler = Next::new(move || handler(inner, payload)).within(&shared.layers, &context);
     drop(context);
@@ -75,8 +83,8 @@ pub(super) async fn job(
         tokio::select! {
             biased;
             ended = &mut ended => ended,
-            reason = uncertain(&claim, options.aborts_when_uncertain) => Ended::Aborted(reason),
-            reason = timed_out(&claim, deadline, options.timeout) => Ended::Aborted(reason),
+            reason = uncertain(claim, options.aborts_when_uncertain) => Ended::Aborted(reason),
+            reason = timed_out(claim, deadline, options.timeout) => Ended::Aborted(reason),
         }
     };
     let ended = ended.instrument(span.clone()).await;
@@ -93,11 +101,7 @@ pub(super) async fn job(
             tracing::warn!(name: "worker.aborted", parent: &span, %reason, "a handler was dropped");
         }
     }
-    let retry = options.retry.unwrap_or(shared.config.retry);
-    let transition = transition(&shared, &claim, retry, ended);
-    if let Some(pending) = Pending::new(&shared, claim, &transition) {
-        room.send(pending);
-    }
+    transition(shared, claim, options.retry.unwrap_or(shared.config.retry), ended)
 }
 
 /// The handler's end, or the message that it panicked with.

@@ -274,3 +274,20 @@ async fn a_worker_of_many_queues_asks_as_seldom_when_idle() {
     assert!(rate < 2.0, "{rate} calls a second");
     running.stop().await;
 }
+
+#[tokio::test]
+async fn a_handler_is_tested_without_a_worker() {
+    use fenced_queue::testing::TestJob;
+
+    let handler = async |context: JobContext, add: Add| match context.cancel_token().reason() {
+        Some(reason) => Err(NotDone::fail(reason)),
+        None if add.a == 0 => panic!("nothing to add"),
+        None => Ok((context.attempt(), context.fence(), add.a + add.b)),
+    };
+    let job = TestJob::new(&ADD).attempt(3).fence(9).run(handler).await;
+    assert_eq!((job.state(), job.result.expect("a result").as_str()), (JobState::Completed, "[3,9,3]"));
+    let job = TestJob::new(&ADD).canceled(CancelReason::Shutdown).run(handler).await;
+    assert_eq!((job.state(), job.errors[0].text.as_str()), (JobState::Failed, "shutdown"));
+    let job = TestJob::new(&Add { a: 0, b: 1 }).attempt(2).max_attempts(2).run(handler).await;
+    assert_eq!((job.state(), job.errors[0].text.as_str()), (JobState::Failed, "the handler panicked: nothing to add"));
+}
