@@ -73,7 +73,7 @@ echo "servers are ready after $((SECONDS - begun)) s"
 
 # Without --no-fail-fast the first failing binary would hide the others.
 if [ $# -eq 0 ]; then
-  set -- --workspace --features full
+  set -- --workspace --features full,metrics
   if left_out postgres; then set -- "$@" --exclude backend-postgres; fi
   if left_out mariadb && left_out mysql; then set -- "$@" --exclude backend-mysql; fi
   if left_out mongodb; then set -- "$@" --exclude backend-mongo; fi

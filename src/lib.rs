@@ -115,7 +115,7 @@
 //! | event | level | meaning |
 //! |---|---|---|
 //! | `worker.start`, `worker.stopping`, `worker.stop` | info | its life; the last one carries the report |
-//! | `worker.aborted` | warn | handlers did not end within the grace |
+//! | `worker.aborted` | warn | handlers did not end within the grace, or one was dropped for its timeout |
 //! | `worker.claim_failed`, `worker.wait_failed` | warn | the store could not be asked for work; polling goes on |
 //! | `worker.unreadable` | warn | a claimed row cannot be read: a failed attempt |
 //! | `worker.attempt_failed` | warn | an attempt failed; the job is tried again |
@@ -127,7 +127,19 @@
 //! | `worker.lease_uncertain` | warn | a lease was not renewed in time |
 //! | `worker.lease_lost` | warn | a claim is lost; its handler is told |
 //! | `worker.recovered`, `worker.orphan` | warn | a job was put back |
+//! | `worker.purge_failed` | warn | old jobs could not be deleted |
 //! | `worker.sweep_failed` | warn | stale jobs could not be looked for, or one not be put back |
+//!
+//! # Metrics
+//!
+//! With the feature `metrics`, through whatever recorder the application installs:
+//!
+//! | metric | kind | labels | meaning |
+//! |---|---|---|---|
+//! | `fenced_queue_jobs_total` | counter | `event` | jobs that were `claimed`, `completed`, `retried`, `failed`, `snoozed`, `canceled`, `released`, `recovered`, `purged`; that ended in a `conflict`, were `lost` to another or stayed `unrecorded`; whose handlers `panicked` or `timed_out`: as in [`Report`] |
+//! | `fenced_queue_jobs_held` | gauge | | jobs that the worker holds, at each heartbeat |
+//! | `fenced_queue_job_wait_seconds` | histogram | `kind` | from when a job was due until it was claimed, by the store's clock |
+//! | `fenced_queue_job_run_seconds` | histogram | `kind` | from when a handler began until it ended |
 //!
 //! # Features
 //!
@@ -139,6 +151,7 @@
 //! | `mongo` | `mongodb:`, `mongodb+srv:` | MongoDB 5.0 or newer, as a replica set |
 //! | `tls` | | encrypted connections to PostgreSQL, MySQL and MariaDB; those to MongoDB can always be |
 //! | `full` | | every backend |
+//! | `metrics` | | workers speak through the [`metrics`](https://docs.rs/metrics) facade too |
 //! | | `memory:` | always there: for tests, forgotten with the last handle |
 //!
 //! # Testing

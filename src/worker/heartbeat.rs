@@ -17,6 +17,7 @@ use tokio::time::timeout;
 use super::Shared;
 use super::cancel::CancelReason;
 use super::held::Claim;
+use super::metrics;
 use super::report::Counted;
 use crate::repeat::Backoff;
 use crate::repeat::is_busy;
@@ -27,6 +28,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
     let mut explained = JoinSet::new();
     loop {
         ticks.tick().await;
+        metrics::held(shared.held.all().len());
         while explained.try_join_next().is_some() {}
         // A beat must not keep the next one waiting: its outcome is unknown then, and that is no loss.
         let beat = timeout(shared.config.heartbeat, beat(&shared)).await;

@@ -10,6 +10,7 @@ mod held;
 mod kind;
 mod layer;
 mod maintain;
+mod metrics;
 mod outcome;
 mod report;
 mod retry_policy;
@@ -89,6 +90,7 @@ struct Shared {
 
 impl Shared {
     fn count(&self, what: Counted, by: usize) {
+        metrics::counted(what, by);
         held::lock(&self.report).count(what, by as u64);
     }
 }

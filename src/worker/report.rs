@@ -19,6 +19,29 @@ pub(super) enum Counted {
     Purged,
 }
 
+#[cfg(feature = "metrics")]
+impl Counted {
+    /// As in metrics.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Claimed => "claimed",
+            Self::Completed => "completed",
+            Self::Retried => "retried",
+            Self::Failed => "failed",
+            Self::Snoozed => "snoozed",
+            Self::Canceled => "canceled",
+            Self::Released => "released",
+            Self::Conflicts => "conflict",
+            Self::Lost => "lost",
+            Self::Panicked => "panicked",
+            Self::TimedOut => "timed_out",
+            Self::Unrecorded => "unrecorded",
+            Self::Recovered => "recovered",
+            Self::Purged => "purged",
+        }
+    }
+}
+
 /// What a worker did, counted; the answer of [`Worker::run_until`](crate::Worker::run_until).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]

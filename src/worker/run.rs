@@ -28,6 +28,7 @@ use super::handler::Registered;
 use super::handler::Running;
 use super::held::Claim;
 use super::layer::Next;
+use super::metrics;
 use super::outcome::Verdict;
 use super::report::Counted;
 use super::retry_policy::RetryPolicy;
@@ -63,6 +64,7 @@ pub(super) async fn job(
 
 /// Runs the handler to its end, and answers what is to become of the job.
 pub(super) async fn attempt(shared: &Arc<Shared>, claim: &Arc<Claim>, job: Job) -> Transition {
+    metrics::waited(&job);
     let Job { queue, kind, payload, .. } = job;
     let Some(Registered { handler, options }) = shared.handlers.get(&kind).cloned() else {
         return Transition::Release;
@@ -73,8 +75,13 @@ pub(super) async fn attempt(shared: &Arc<Shared>, claim: &Arc<Claim>, job: Job) 
     );
     let began = Instant::now();
     let deadline = options.timeout.and_then(|timeout| began.checked_add(timeout));
-    let context =
-        JobContext::new(Arc::clone(&shared.backend), Arc::clone(claim), queue, kind, deadline.map(Instant::into_std));
+    let context = JobContext::new(
+        Arc::clone(&shared.backend),
+        Arc::clone(claim),
+        queue,
+        kind.clone(),
+        deadline.map(Instant::into_std),
+    );
     let inner = context.clone();
     let handler = Next::new(move || handler(inner, payload)).within(&shared.layers, &context);
     drop(context);
@@ -88,6 +95,7 @@ pub(super) async fn attempt(shared: &Arc<Shared>, claim: &Arc<Claim>, job: Job) 
         }
     };
     let ended = ended.instrument(span.clone()).await;
+    metrics::ran(&kind, began.elapsed());
     match &ended {
         Ended::Handler(_) => {}
         Ended::Panic(message) => {

@@ -5,6 +5,8 @@ mod common;
 mod faults;
 mod kinds;
 mod lease;
+#[cfg(feature = "metrics")]
+mod metrics;
 mod outcome;
 mod queue;
 mod robust;
