@@ -54,6 +54,12 @@ pub enum QueueError {
         /// How it ended.
         state: JobState,
     },
+    /// The handler's execution has an outcome already, or one under way; nothing was changed.
+    #[error("this execution of job {id} has an outcome already")]
+    Settled {
+        /// The job.
+        id: JobId,
+    },
     /// The job may not make this move; or it was changed by somebody else, and nothing was changed by this call.
     #[error(transparent)]
     Transition(TransitionError),

@@ -71,6 +71,9 @@
 //! share is what a closure captures. Plain functions were chosen over a trait because they need no type of their own and
 //! can be called in a test like any other.
 //!
+//! What is said of one kind, [`KindOptions`], or around all handlers, [`WorkerBuilder::layer`], is said when they are registered. A handler
+//! that completes its job in the transaction of its own writes does so by [`JobContext::begin`].
+//!
 //! # In a transaction of one's own
 //!
 //! A job that is enqueued in the application's transaction exists if that commits. The backend is then built over the
@@ -188,6 +191,7 @@ pub use queue::Queue;
 pub use worker::CancelReason;
 pub use worker::CancelToken;
 pub use worker::JobContext;
+pub use worker::JobTransaction;
 pub use worker::KindOptions;
 pub use worker::Next;
 pub use worker::NotDone;

@@ -1,5 +1,8 @@
 //! The backend: which command answers which call.
 
+use std::fmt;
+use std::ops::Deref;
+use std::ops::DerefMut;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering;
@@ -256,6 +259,17 @@ impl Inspect for MongoBackend {
 #[async_trait]
 impl Transactional for MongoBackend {
     type Connection = ClientSession;
+    type Transaction = MongoTransaction;
+
+    async fn begin(&self) -> Result<MongoTransaction> {
+        Ok(MongoTransaction(self.0.begin().await?))
+    }
+
+    async fn commit(&self, transaction: MongoTransaction) -> Result<()> {
+        self.0.commit(transaction.0).await?;
+        self.0.signal.notify();
+        Ok(())
+    }
 
     async fn enqueue_in(&self, connection: &mut ClientSession, jobs: &[NewJob]) -> Result<Vec<Enqueued>> {
         check_new_jobs(jobs, &self.capabilities())?;
@@ -276,6 +290,30 @@ impl Transactional for MongoBackend {
         patch.check(&self.capabilities())?;
         let update = UpdateRequest { id, current: current.clone(), patch: patch.clone() };
         self.0.update_one(&update, Some(connection), self.0.deadline(1)).await
+    }
+}
+
+/// A session with a transaction in it; see [`Transactional::begin`]. The driver aborts the transaction in the background if it is
+/// dropped.
+pub struct MongoTransaction(ClientSession);
+
+impl fmt::Debug for MongoTransaction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MongoTransaction").finish_non_exhaustive()
+    }
+}
+
+impl Deref for MongoTransaction {
+    type Target = ClientSession;
+
+    fn deref(&self) -> &ClientSession {
+        &self.0
+    }
+}
+
+impl DerefMut for MongoTransaction {
+    fn deref_mut(&mut self) -> &mut ClientSession {
+        &mut self.0
     }
 }
 

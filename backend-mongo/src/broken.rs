@@ -27,6 +27,7 @@ use queue_core::Inspect;
 use queue_core::JobId;
 
 use crate::handle::Broken;
+use crate::ops::BATCH;
 
 #[path = "../tests/harness/mod.rs"]
 #[allow(dead_code, reason = "the suite itself uses the rest")]
@@ -54,7 +55,13 @@ fn filters(command: &mut Document) -> Vec<&mut Document> {
 /// The fields that a command's pipelines set.
 fn sets(command: &mut Document) -> Vec<&mut Document> {
     fn set(pipeline: &mut Bson) -> Option<&mut Document> {
-        pipeline.as_array_mut()?.first_mut()?.as_document_mut()?.get_document_mut("$set").ok()
+        let stage = pipeline.as_array_mut()?.first_mut()?.as_document_mut()?;
+        if stage.contains_key("$set") {
+            return stage.get_document_mut("$set").ok();
+        }
+        let merged = stage.get_document_mut("$replaceWith").ok()?.get_document_mut("$let").ok()?;
+        let merged = merged.get_document_mut("in").ok()?.get_array_mut("$mergeObjects").ok()?;
+        merged.last_mut()?.as_document_mut()
     }
     let mut sets = Vec::new();
     for (field, value) in command.iter_mut() {
@@ -160,17 +167,15 @@ const MISTAKES: &[(&str, &str, Broken)] = &[
             }
         }
     }),
-    ("a batch inserts what it does not find", "batch::judges_each_row", |command| {
+    ("a batch is told how many matched, not which", "batch::judges_each_row", |command| {
         for set in sets(command) {
-            if let Ok(checked) = set.get_document("state").and_then(|state| state.get_array("$cond")) {
-                let state = checked[1].clone();
-                set.insert("state", state);
-            }
+            set.remove(BATCH);
         }
     }),
-    ("a batch is told how many matched, not which", "batch::judges_each_row", |command| {
+    ("a batch writes the values of one job into all", "data::updates_keep_json_byte_for_byte", |command| {
+        let first = |value: &Bson| value.as_document()?.contains_key("$indexOfArray").then_some(Bson::Int32(0));
         if let Ok(items) = command.get_array_mut("updates") {
-            items.iter_mut().filter_map(Bson::as_document_mut).for_each(|item| drop(item.remove("upsert")));
+            items.iter_mut().for_each(|item| replace(item, &first));
         }
     }),
     ("a purge deletes what it listed", "purge::spares_a_job_that_runs_again", |command| {

@@ -28,10 +28,13 @@ use crate::handle::AT_ONCE;
 use crate::handle::Handle;
 use crate::handle::MAJORITY_WAIT;
 use crate::handle::ROW_WAITS;
-use crate::handle::changed;
+use crate::handle::count;
 use crate::handle::within;
 use crate::ops::KINDS;
 use crate::row;
+
+/// No answer of a server can be relied upon to come within a lease that is shorter.
+const SHORTEST_LEASE: Duration = ROW_WAITS[0];
 
 /// Until when a claim or a heartbeat may wait.
 #[derive(Clone, Copy, Debug)]
@@ -39,14 +42,16 @@ struct Wait {
     /// For rows: a third of the lease, since waiting longer would leave too little of it. A lease so short that this is next
     /// to nothing is not kept up by more than a moment.
     rows: Instant,
-    /// For a majority, which no lease can hurry.
+    /// For a majority, which no lease can hurry: for a while at least, if a third of the lease is left then.
     majority: Instant,
 }
 
 impl Wait {
     fn of(lease: Lease) -> Self {
-        let (now, third) = (Instant::now(), lease.duration() / 3);
-        Self { rows: now + third.max(ROW_WAITS[0]), majority: now + third.max(MAJORITY_WAIT) }
+        let (now, lease) = (Instant::now(), lease.duration());
+        let third = lease / 3;
+        let majority = if lease < SHORTEST_LEASE { MAJORITY_WAIT } else { MAJORITY_WAIT.min(2 * third) };
+        Self { rows: now + third.max(ROW_WAITS[0]), majority: now + third.max(majority) }
     }
 
     fn is_over(self) -> bool {
@@ -66,6 +71,8 @@ struct Claim<'a> {
     /// The claim's own, which says which rows it won.
     revision: Revision,
     wait: Wait,
+    /// The leases of what it has won run from here on, or from later.
+    since: Instant,
     /// Until when it looks for something that can be had.
     gives_up: Instant,
     /// What was tried, and so may have been won.
@@ -99,7 +106,7 @@ impl Claim<'_> {
     }
 
     async fn write(&self, command: Document, writes: Writes, patience: Duration) -> Result<Document> {
-        self.handle.write("claim", command, writes, self.wait.at_most(patience), self.wait.majority).await
+        self.handle.write_until("claim", command, writes, self.wait.at_most(patience), self.wait.majority).await
     }
 
     /// Claims the first ones at once; if others were faster, those at a random place behind, so that not everybody fights for
@@ -121,7 +128,7 @@ impl Claim<'_> {
             let reply = self.write(command, Writes::Rows, self.handle.patience(window.len())).await;
             let won = match reply {
                 Ok(reply) => match item_errors(&reply).pop() {
-                    None => changed(&reply),
+                    None => count(&reply, "nModified"),
                     Some(error) => {
                         self.refusal = Some(error.into_error("claim"));
                         return Ok(());
@@ -159,6 +166,9 @@ impl Claim<'_> {
         let mut patience = ROW_WAITS[0];
         loop {
             patience = waits.next().unwrap_or(patience);
+            if rows.is_empty() {
+                self.since = Instant::now();
+            }
             let missing = self.limit().saturating_sub(rows.len());
             let candidates = self.candidates(4 * missing + 16).await?;
             if candidates.is_empty() {
@@ -224,9 +234,18 @@ impl Claim<'_> {
         match self.refusal {
             // There may be more: not to be mistaken for an empty queue.
             Some(refusal) if rows.is_empty() => Err(refusal.with_certainty(NotApplied)),
+            // Claimed, but for nobody: by now a sweep may have given them to others.
+            _ if !rows.is_empty() && has_run_out(self.request.lease(), self.since) => {
+                Err(Error::new(ErrorKind::Unavailable, Unknown, "claim: the answer came after the lease had run out"))
+            }
             _ => Ok(Claimed::collect(rows.iter().map(row::job))),
         }
     }
+}
+
+/// Whether a lease that began after this may be over.
+fn has_run_out(lease: Lease, since: Instant) -> bool {
+    lease.duration() >= SHORTEST_LEASE && since.elapsed() >= lease.duration()
 }
 
 /// A number below this one.
@@ -243,6 +262,7 @@ impl Handle {
             request,
             revision: Revision::random(),
             wait,
+            since: Instant::now(),
             gives_up: wait.rows.min(Instant::now() + self.lock_timeout),
             tried: Vec::new(),
             refusal: None,
@@ -280,7 +300,7 @@ impl Handle {
         let claims: Vec<_> = claims.into_values().collect();
         let command = self.ops.extend(&claims, lease, self.offset());
         let patience = wait.at_most(self.patience(held.len()));
-        let reply = self.write("extend", command, Writes::Rows, patience, wait.majority).await;
+        let reply = self.write_until("extend", command, Writes::Rows, patience, wait.majority).await;
         let refused: HashSet<_> = match reply {
             Ok(reply) => item_errors(&reply).into_iter().map(|error| error.index).collect(),
             Err(error) if error.kind() == ErrorKind::Transient => (0..claims.len()).collect(),
@@ -309,7 +329,7 @@ impl Handle {
                 break;
             }
             let command = self.ops.extend(&[vec![held]], lease, self.offset());
-            match self.write("extend", command, Writes::Row, wait.at_most(patience), wait.majority).await {
+            match self.write_until("extend", command, Writes::Row, wait.at_most(patience), wait.majority).await {
                 Ok(reply) => return Ok(item_errors(&reply).is_empty().then_some((held.id, held.revision))),
                 Err(error) if error.kind() == ErrorKind::Transient => {}
                 Err(error) => return Err(error.with_certainty(Unknown)),

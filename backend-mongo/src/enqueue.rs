@@ -21,6 +21,7 @@ use crate::error::Writes;
 use crate::error::failed;
 use crate::error::item_errors;
 use crate::handle::Handle;
+use crate::handle::for_majority;
 use crate::row;
 use crate::row::Seen;
 use crate::setup;
@@ -126,7 +127,7 @@ impl Handle {
             is_first = false;
         }
         if !is_acknowledged && session.is_none() {
-            self.settled("enqueue", deadline).await?;
+            self.settled("enqueue", for_majority(deadline)).await?;
         }
         // A job that the call brings twice is new once.
         let mut new = HashSet::new();

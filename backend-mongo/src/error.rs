@@ -6,6 +6,7 @@ use mongodb::bson::Bson;
 use mongodb::bson::Document;
 use mongodb::error::ErrorKind as Driver;
 use mongodb::error::TRANSIENT_TRANSACTION_ERROR;
+use mongodb::error::UNKNOWN_TRANSACTION_COMMIT_RESULT;
 use queue_core::Certainty;
 use queue_core::Certainty::NotApplied;
 use queue_core::Certainty::Unknown;
@@ -139,6 +140,16 @@ pub(crate) fn failed(call: &str, writes: Writes, error: mongodb::error::Error) -
     };
     // The whole error would show the server's answer as bytes.
     named(call, kind, certainty).with_source(*error.kind)
+}
+
+/// The error of a commit.
+pub(crate) fn commit_failed(error: mongodb::error::Error) -> Error {
+    let is_unknown = error.contains_label(UNKNOWN_TRANSACTION_COMMIT_RESULT);
+    let failed = failed("commit", Writes::Rows, error);
+    match is_unknown {
+        true => failed.with_certainty(Unknown),
+        false => failed,
+    }
 }
 
 /// Nothing came back in time.

@@ -20,6 +20,8 @@ use mongodb::Database;
 use mongodb::bson::Document;
 use mongodb::bson::RawDocumentBuf;
 use mongodb::bson::doc;
+use mongodb::options::ReadConcern;
+use mongodb::options::WriteConcern;
 use queue_core::Certainty::Unknown;
 use queue_core::ClockOffset;
 use queue_core::Error;
@@ -27,6 +29,7 @@ use queue_core::ErrorKind;
 use queue_core::Identifier;
 use queue_core::JobId;
 use queue_core::Result;
+use queue_core::Revision;
 use queue_core::Unreadable;
 use queue_core::Update;
 use queue_core::UpdateRequest;
@@ -36,11 +39,11 @@ use tokio::time::timeout;
 
 use crate::error::Concern;
 use crate::error::Writes;
+use crate::error::commit_failed;
 use crate::error::concern;
 use crate::error::failed;
 use crate::error::item_errors;
 use crate::error::silent;
-use crate::ops::NOT_AS_SEEN;
 use crate::ops::Ops;
 use crate::row;
 use crate::setup;
@@ -54,7 +57,7 @@ pub(crate) const ROW_WAITS: [Duration; 3] =
 /// How many rows of such a batch are on their way at once.
 pub(crate) const AT_ONCE: usize = 8;
 
-/// How long a majority is waited for at least, whatever the lease.
+/// How long a majority is waited for at least, but for a lease so short that too little of it would be left.
 pub(crate) const MAJORITY_WAIT: Duration = Duration::from_secs(2);
 
 /// How much longer than a command may run its answer is waited for: the driver would wait for a silent network for ever.
@@ -88,9 +91,9 @@ pub(crate) struct Handle {
 #[cfg(test)]
 pub(crate) type Broken = fn(&mut Document);
 
-/// How many items of a write were changed.
-pub(crate) fn changed(reply: &Document) -> usize {
-    usize::try_from(reply.get_i32("nModified").unwrap_or_default()).unwrap_or_default()
+/// A number in a write's answer: `n` rows matched, `nModified` were changed.
+pub(crate) fn count(reply: &Document, field: &str) -> usize {
+    usize::try_from(reply.get_i32(field).unwrap_or_default()).unwrap_or_default()
 }
 
 impl Handle {
@@ -133,6 +136,23 @@ impl Handle {
             Some(session) => command.session(session).await,
             None => command.await,
         }
+    }
+
+    /// A session in a transaction that reads one snapshot and is acknowledged by a majority.
+    pub(crate) async fn begin(&self) -> Result<ClientSession> {
+        self.ready("begin").await?;
+        let begun = async {
+            let mut session = self.client.start_session().await?;
+            let (reads, writes) = (ReadConcern::snapshot(), WriteConcern::majority());
+            session.start_transaction().read_concern(reads).write_concern(writes).await?;
+            Ok(session)
+        };
+        begun.await.map_err(|error| failed("begin", Writes::Nothing, error))
+    }
+
+    /// Commits. The driver repeats that once by itself; so may the caller of the whole, who finds out what became of it.
+    pub(crate) async fn commit(&self, mut session: ClientSession) -> Result<()> {
+        session.commit_transaction().await.map_err(commit_failed)
     }
 
     /// The rows of a command that reads, from the primary.
@@ -187,44 +207,53 @@ impl Handle {
         Ok(rows.into_iter().flatten().collect())
     }
 
-    /// Runs a command that writes, until a majority has journaled it. It waits for rows no longer than its patience, and for
-    /// the majority until the deadline.
+    /// Runs a command that writes, until a majority has journaled it. It waits for rows no longer than its patience, and not
+    /// beyond the deadline; for the majority a while at least.
     pub(crate) async fn write(
+        &self,
+        call: &str,
+        command: Document,
+        writes: Writes,
+        patience: Duration,
+        deadline: Instant,
+    ) -> Result<Document> {
+        let patience = patience.min(deadline.saturating_duration_since(Instant::now()));
+        self.write_until(call, command, writes, patience, for_majority(deadline)).await
+    }
+
+    /// The same, and gives up the majority at this time.
+    pub(crate) async fn write_until(
         &self,
         call: &str,
         mut command: Document,
         writes: Writes,
         patience: Duration,
-        deadline: Instant,
+        majority: Instant,
     ) -> Result<Document> {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let waits = patience.min(left).max(Duration::from_millis(1));
-        command.insert("writeConcern", doc! { "w": "majority", "j": true });
-        command.insert("maxTimeMS", i64::try_from(waits.as_millis()).unwrap_or(i64::MAX));
+        let left = majority.saturating_duration_since(Instant::now());
+        let waits = acknowledged(&mut command, patience.min(left));
         let reply = within(call, writes, left.max(waits), async {
             self.run(command, None).await.map_err(|error| failed(call, writes, error))
         })
         .await?;
         match concern(call, &reply) {
             Concern::Met => {}
-            Concern::Late => self.settled(call, deadline).await?,
+            Concern::Late => self.settled(call, majority).await?,
             Concern::Failed(error) => return Err(error),
         }
         Ok(reply)
     }
 
     /// Waits until everything that the primary has written is on a majority.
-    pub(crate) async fn settled(&self, call: &str, deadline: Instant) -> Result<()> {
+    pub(crate) async fn settled(&self, call: &str, majority: Instant) -> Result<()> {
         let mut command = self.ops.nothing();
-        let left = deadline.saturating_duration_since(Instant::now()).max(MAJORITY_WAIT);
-        command.insert("writeConcern", doc! { "w": "majority", "j": true });
-        command.insert("maxTimeMS", i64::try_from(left.as_millis()).unwrap_or(i64::MAX));
+        let waits = acknowledged(&mut command, majority.saturating_duration_since(Instant::now()));
         // Whatever it is, the write before it was made.
         let unsettled = |error: Error| {
             let message = format!("{call}: written, but maybe not to a majority");
             Error::new(ErrorKind::Unavailable, Unknown, message).with_source(error)
         };
-        let reply = within(call, Writes::Rows, left, async {
+        let reply = within(call, Writes::Rows, waits, async {
             self.run(command, None).await.map_err(|error| failed(call, Writes::Rows, error))
         })
         .await
@@ -232,7 +261,7 @@ impl Handle {
         match concern(call, &reply) {
             Concern::Met => Ok(()),
             Concern::Failed(error) => Err(error),
-            Concern::Late => Err(unsettled(silent(call, Writes::Rows, left))),
+            Concern::Late => Err(unsettled(silent(call, Writes::Rows, waits))),
         }
     }
 
@@ -290,64 +319,59 @@ impl Handle {
         if let [update] = updates {
             return Ok(vec![self.update_one(update, None, deadline).await?]);
         }
-        let command = self.ops.update_many(updates, self.offset());
+        let mark = Revision::random();
+        let command = self.ops.update_many(updates, mark, self.offset());
         let written = self.write("update", command, Writes::Rows, self.patience(updates.len()), deadline).await;
-        let errors = match written {
-            Ok(reply) => item_errors(&reply),
-            Err(error) if error.kind() == ErrorKind::Transient => {
-                let deadline = deadline.max(Instant::now() + self.patience(updates.len()));
-                return self.update_singly(updates, deadline).await;
-            }
+        // How many matched; unknown, if one of them cannot be written or is in somebody's open transaction.
+        let matched = match written {
+            Ok(reply) => item_errors(&reply).is_empty().then(|| count(&reply, "n")),
+            Err(error) if error.kind() == ErrorKind::Transient => None,
             Err(error) => return Err(error),
         };
-        let mut failed = errors.iter().filter(|error| error.code != NOT_AS_SEEN);
-        if let Some(first) = failed.next() {
-            return Err(first.clone().into_error("update").at_index(first.index));
-        }
-        // Nothing is written any more: what fails from here on is about the answers.
-        let ids = updates.iter().map(|update| update.id);
-        let rows = self.read("update", self.ops.executions(ids), None).await;
-        let rows: HashMap<_, _> = match rows {
-            Ok(rows) => rows.into_iter().map(|row| (row::id(&row), row)).collect(),
-            Err(error) => return Err(error.with_certainty(Unknown)),
-        };
-        let mut is_match = vec![true; updates.len()];
-        for error in errors {
-            if let Some(matched) = is_match.get_mut(error.index) {
-                *matched = false;
+        let rows = self.read("update", self.ops.executions(updates.iter().map(|update| update.id)), None).await;
+        let rows = rows.map_err(|error| error.with_certainty(Unknown))?;
+        let rows: HashMap<_, _> = rows.iter().map(|row| (row::id(row), row)).collect();
+        let is_marked = |row: &Document| row::batch(row) == Some(mark);
+        let marked = rows.values().filter(|row| is_marked(row)).count();
+        let Some(matched) = matched else {
+            if marked == updates.len() {
+                self.settled("update", for_majority(deadline)).await?;
             }
-        }
-        let answer = |(index, update): (usize, &UpdateRequest)| match (rows.get(&update.id), is_match[index]) {
-            (None, false) => Ok(Update::Missing),
-            (Some(row), false) => Ok(present(row)),
-            (row, true) => written_as(update, row).map_err(|error| error.at_index(index)),
+            let deadline = deadline.max(Instant::now() + self.patience(updates.len()));
+            // Those that the batch did not come to, row by row: none need wait for another.
+            let one = async |(index, update): (usize, &UpdateRequest)| {
+                let answer = match rows.get(&update.id) {
+                    Some(row) if is_marked(row) => written_as(update, row),
+                    _ => self.update_one(update, None, deadline.min(Instant::now() + self.patience(1))).await,
+                };
+                answer.map_err(|error| error.at_index(index))
+            };
+            let answers: Vec<Result<Update>> =
+                stream::iter(updates.iter().enumerate().map(one)).buffered(AT_ONCE).collect().await;
+            return answers.into_iter().collect();
+        };
+        let answer = |(index, update): (usize, &UpdateRequest)| match rows.get(&update.id) {
+            Some(row) if is_marked(row) => written_as(update, row).map_err(|error| error.at_index(index)),
+            // Some that matched has lost its mark to another batch, or is gone; which one nobody knows.
+            _ if marked < matched => Err(superseded(update.id).at_index(index)),
+            Some(row) => Ok(present(row)),
+            None => Ok(Update::Missing),
         };
         updates.iter().enumerate().map(answer).collect()
     }
+}
 
-    /// The same row by row, because one of them is in somebody's open transaction: the others need not wait for it.
-    async fn update_singly(&self, updates: &[UpdateRequest], deadline: Instant) -> Result<Vec<Update>> {
-        let one = async |(index, update): (usize, &UpdateRequest)| {
-            let soon = deadline.min(Instant::now() + self.patience(1));
-            let answer = self.update_one(update, None, soon).await.map_err(|error| error.at_index(index))?;
-            let Update::Conflict(row) = &answer else { return Ok(answer) };
-            match update.patch.revision {
-                // It was written before the batch was cut off.
-                Some(new) if new != update.current.revision && row.revision == new => Ok(Update::Applied(row.clone())),
-                // A patch that leaves no trace may have been.
-                revision
-                    if revision.is_none_or(|new| new == update.current.revision)
-                        && row.revision == update.current.revision =>
-                {
-                    Err(superseded(update.id).at_index(index))
-                }
-                _ => Ok(answer),
-            }
-        };
-        let answers: Vec<Result<Update>> =
-            stream::iter(updates.iter().enumerate().map(one)).buffered(AT_ONCE).collect().await;
-        answers.into_iter().collect()
-    }
+/// Until when a write with this deadline waits for a majority.
+pub(crate) fn for_majority(deadline: Instant) -> Instant {
+    deadline.max(Instant::now() + MAJORITY_WAIT)
+}
+
+/// Makes a command wait until a majority has journaled what it wrote, and answers how long it then may take.
+fn acknowledged(command: &mut Document, time: Duration) -> Duration {
+    let time = time.max(Duration::from_millis(1));
+    command.insert("writeConcern", doc! { "w": "majority", "j": true });
+    command.insert("maxTimeMS", i64::try_from(time.as_millis()).unwrap_or(i64::MAX));
+    time
 }
 
 /// Gives up an answer that does not come.
@@ -367,14 +391,11 @@ fn present(row: &Document) -> Update {
 }
 
 /// A row that matched and was written, as it was read after that.
-fn written_as(update: &UpdateRequest, row: Option<&Document>) -> Result<Update> {
-    let written = update.patch.revision.unwrap_or(update.current.revision);
-    match row {
-        Some(row) if row::revision(row) == Some(written) => {
-            row::execution(row).map(Update::Applied).map_err(|row| broken(row, Unknown))
-        }
-        _ => Err(superseded(update.id)),
+fn written_as(update: &UpdateRequest, row: &Document) -> Result<Update> {
+    if row::revision(row) != Some(update.patch.revision.unwrap_or(update.current.revision)) {
+        return Err(superseded(update.id));
     }
+    row::execution(row).map(Update::Applied).map_err(|row| broken(row, Unknown))
 }
 
 /// It matched and was written, and still cannot be read: broken by hand where the fingerprint does not look.
@@ -383,8 +404,8 @@ fn broken(row: Unreadable, certainty: queue_core::Certainty) -> Error {
     Error::new(ErrorKind::Schema, certainty, format!("job {id} cannot be read: {reason}"))
 }
 
-/// Somebody wrote the row before its answer could be read. It was applied, but what it then was nobody can say; the same
-/// decision, submitted again, is told of the conflict and of its own part in it.
+/// Somebody wrote the row before its answer could be read. It was applied, for all that is known, but what it then was nobody
+/// can say; the same decision, submitted again, is told of the conflict and of its own part in it.
 fn superseded(id: JobId) -> Error {
     Error::new(ErrorKind::Transient, Unknown, format!("update: job {id} was changed again before the answer was read"))
 }

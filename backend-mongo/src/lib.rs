@@ -14,8 +14,9 @@
 //!
 //! # What it does where
 //!
-//! - A compare-and-update is one `findAndModify` with the whole fingerprint in its filter; a batch of them one `update`, in
-//!   which each item that does not match is answered by itself, and one `find` for the answers. A claim of one is one
+//! - A compare-and-update is one `findAndModify` with the whole fingerprint in its filter. A batch of them is one `update`,
+//!   whose statements each move the jobs that were claimed together and end alike, and which marks in the field `batch` the
+//!   rows that matched; and one `find` for the marks and the answers. A claim of one is one
 //!   `findAndModify`; a claim of many finds them, updates those that still can be claimed, and reads back by its own
 //!   revision which ones it won. No transaction is opened but by the application.
 //! - "Now" is the clock of the primary, `$$NOW`, read at the beginning of each command. An insert cannot read it: an enqueue
@@ -29,7 +30,9 @@
 //!   command's time is up. After [`skip_locked_after`](MongoOptions::skip_locked_after), a quarter of a second, claims pass
 //!   such a row, a batch of settles goes row by row past it, and a heartbeat tries it a few times more, reports it as busy
 //!   and renews the others. Whoever needs that row waits for [`lock_timeout`](MongoOptions::lock_timeout), and so long every
-//!   write waits for a majority.
+//!   write waits for a majority, two seconds at least; a claim or a heartbeat for a third of its lease, or up to two thirds
+//!   for those two seconds. A claim that is answered after its lease is an error of unknown certainty; a lease of less than a
+//!   tenth of a second is not timed.
 //! - Workers are woken by what this handle enqueues, and by a change stream for what others do, also in transactions.
 //! - Futures may be dropped at any await, but within a Tokio runtime. A client should be dropped, or
 //!   [closed](MongoBackend::close), before its runtime ends: the driver says good-bye to the server in the background.
@@ -68,6 +71,7 @@ mod setup;
 mod wake;
 
 pub use backend::MongoBackend;
+pub use backend::MongoTransaction;
 pub use config::MongoOptions;
 pub use setup::Migration;
 pub use setup::migrations;

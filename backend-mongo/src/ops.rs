@@ -27,7 +27,6 @@ use queue_core::Revision;
 use queue_core::StaleCursor;
 use queue_core::Timestamp;
 use queue_core::UniqueKey;
-use queue_core::When;
 use queue_core::WorkerId;
 
 use crate::row::binary;
@@ -39,8 +38,8 @@ pub(crate) const HELD: [(JobState, &str, &str); 2] = [
     (JobState::Running, "running_leases", "running_holders"),
 ];
 
-/// What the server answers for an item of a batch that does not match: `ConversionFailure`, see [`Ops::update_many`].
-pub(crate) const NOT_AS_SEEN: i32 = 241;
+/// The field with the mark of the batch that wrote the row last: see [`Ops::update_many`].
+pub(crate) const BATCH: &str = "batch";
 
 /// How many kinds a sorted walk through `due` may be merged from: MongoDB sorts whatever it finds above 200 of them.
 pub(crate) const KINDS: usize = 100;
@@ -58,20 +57,21 @@ fn now(offset: i64) -> Bson {
 }
 
 /// That clock some time later, or earlier. A thousand years more do not overflow.
-fn after(offset: i64, millis: i64) -> Bson {
-    doc! { "$add": ["$$NOW", Bson::Int64(offset.saturating_add(millis))] }.into()
+fn after(offset: i64, later: i64) -> Bson {
+    doc! { "$add": ["$$NOW", millis(offset, later)] }.into()
 }
 
-fn until(offset: i64, millis: i64) -> Bson {
-    doc! { "$min": [date(Timestamp::MAX), after(offset, millis)] }.into()
+fn until(offset: i64, later: i64) -> Bson {
+    no_later(millis(offset, later))
 }
 
-fn due(offset: i64, when: When) -> Bson {
-    match when {
-        When::Now => now(offset),
-        When::After(delay) => until(offset, delay.as_millis()),
-        When::At(instant) => date(instant),
-    }
+/// That clock so many milliseconds later, but no later than times can be.
+fn no_later(millis: Bson) -> Bson {
+    doc! { "$min": [date(Timestamp::MAX), { "$add": ["$$NOW", millis] }] }.into()
+}
+
+fn millis(offset: i64, later: i64) -> Bson {
+    Bson::Int64(offset.saturating_add(later))
 }
 
 fn literal(value: impl Into<Bson>) -> Bson {
@@ -136,10 +136,12 @@ impl Ops {
         self.find(doc! { "_id": { "$in": ids(of) } }, "_id_")
     }
 
-    /// Rows by id, their lifecycle part.
+    /// Rows by id, their lifecycle part and the mark of a batch.
     pub(crate) fn executions(&self, of: impl IntoIterator<Item = JobId>) -> Document {
         let mut find = self.get(of);
-        find.insert("projection", execution());
+        let mut fields = execution();
+        fields.insert(BATCH, 1);
+        find.insert("projection", fields);
         find
     }
 
@@ -206,6 +208,7 @@ impl Ops {
                 "active_key": key,
                 "limit_key": null,
                 "tags": null,
+                BATCH: null,
                 "errors": [],
                 "result": null,
                 "payload": payload.as_str(),

@@ -26,6 +26,8 @@ use queue_core::UniqueKey;
 use queue_core::Unreadable;
 use uuid::Uuid;
 
+use crate::ops::BATCH;
+
 /// A UUID of subtype 4: the same bytes in another subtype are another value to MongoDB.
 pub(crate) fn binary(uuid: Uuid) -> Bson {
     Bson::Binary(Binary { subtype: BinarySubtype::Uuid, bytes: uuid.as_bytes().to_vec() })
@@ -193,6 +195,11 @@ pub(crate) fn job(row: &Document) -> Result<Job, Unreadable> {
 
 pub(crate) fn revision(row: &Document) -> Option<Revision> {
     uuid(row, "revision").ok().map(Revision::from)
+}
+
+/// The mark of the batch that wrote the row last.
+pub(crate) fn batch(row: &Document) -> Option<Revision> {
+    uuid(row, BATCH).ok().map(Revision::from)
 }
 
 /// Whether the row shows this claim, whatever else is wrong with it.

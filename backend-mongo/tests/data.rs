@@ -90,6 +90,62 @@ async fn names_that_mean_something_to_mongodb() {
     place.gone().await;
 }
 
+/// Jobs of one claim share statements, each with its own values; and what the same decision wrote before is not taken for
+/// written by this call.
+#[tokio::test]
+async fn one_claim_settled_in_one_batch() {
+    let Some(place) = Place::new().await else { return };
+    let (client, sent) = noted(&place.url).await;
+    let backend = patient(client, place.raw.name()).await;
+    backend.migrate().await.expect("migrates");
+    let jobs = running(&backend, 12).await;
+    let seconds = |number: usize| i64::try_from(1_000 * number).expect("small");
+    let when = |number| When::After(Delay::from_millis(seconds(number)).expect("a delay"));
+    let of = |number: usize| match number % 3 {
+        0 => complete(&number.to_string()),
+        1 => Transition::Retry { error: format!("$no {number}").into(), available: when(number) },
+        _ => Transition::Fail { error: format!("$never {number}").into() },
+    };
+    let mut updates: Vec<_> = jobs.iter().enumerate().map(|(number, job)| decide(job, &of(number))).collect();
+    // A row that somebody else has settled, one that the same decision has, and one that is not there.
+    let other = decide(&jobs[3], &Transition::Release);
+    backend.update_if_current(other.id, &other.current, &other.patch).await.expect("settles");
+    backend.update_if_current(updates[6].id, &updates[6].current, &updates[6].patch).await.expect("settles");
+    updates[9].id = JobId::new();
+    sent.take();
+    let answers = backend.update_many_if_current(&updates).await.expect("settles");
+    let commands = sent.take();
+    assert_eq!(commands.iter().map(name_of).collect::<Vec<_>>(), ["update", "find"]);
+    assert_eq!(commands[0].get_array("updates").expect("statements").len(), 3, "one for each kind of move");
+    for (number, answer) in answers.iter().enumerate() {
+        let row = backend.get(updates[number].id).await.expect("reads");
+        match (answer, row) {
+            (Update::Conflict(row), Some(job)) if [3, 6].contains(&number) => assert_eq!(*row, job.execution),
+            (Update::Missing, None) if number == 9 => {}
+            (Update::Applied(row), Some(job)) => {
+                assert_eq!(*row, job.execution);
+                let text = job.errors.first().map(|failure| failure.text.as_str().to_owned());
+                let result = job.result.as_ref().map(|result| result.as_str().to_owned());
+                let expected = match number % 3 {
+                    0 => (Some(number.to_string()), None),
+                    1 => (None, Some(format!("$no {number}"))),
+                    _ => (None, Some(format!("$never {number}"))),
+                };
+                assert_eq!((result, text), expected);
+                if number % 3 == 1 {
+                    let failed_at = job.errors[0].at;
+                    assert_eq!(job.available_at, failed_at.saturating_add_millis(seconds(number)));
+                }
+            }
+            other => panic!("{number}: {other:?}"),
+        }
+    }
+    // All of it again: nothing is applied twice.
+    let again = backend.update_many_if_current(&updates).await.expect("answers");
+    assert!(again.iter().all(|answer| !matches!(answer, Update::Applied(_))), "{again:?}");
+    place.gone().await;
+}
+
 /// Whatever is written by whichever call, no field is ever left out.
 #[tokio::test]
 async fn every_field_is_always_there() {
@@ -98,7 +154,7 @@ async fn every_field_is_always_there() {
     backend.enqueue(&[keyed("k"), job("1"), job("2")]).await.expect("stores");
     let jobs = backend.list(&ListFilter::default(), None, limit(10)).await.expect("lists").items;
     let fields: Vec<_> = place.row(jobs[0].id()).await.keys().cloned().collect();
-    assert_eq!(fields.len(), 23, "{fields:?}");
+    assert_eq!(fields.len(), 24, "{fields:?}");
     let claimed = backend.claim(&request(3)).await.expect("claims").jobs;
     let moves = [
         Transition::Release,

@@ -147,6 +147,46 @@ async fn a_majority_that_takes_its_time() {
     assert_eq!(sent.names().last().map(String::as_str), Some("update"));
 }
 
+/// A claim whose answer is still on its way when its lease runs out has won nothing that it could name.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_that_comes_after_the_lease() {
+    let Some((server, place, direct, _)) = failing().await else { return };
+    let proxy = Proxy::start(format!("127.0.0.1:{}", server.port())).await.expect("starts");
+    let url = format!("mongodb://127.0.0.1:{}/?directConnection=true", proxy.port());
+    let options = MongoOptions::from_url(url).expect("a URL").database(place.raw.name()).expect("a name");
+    let backend = MongoBackend::connect_with(options).await.expect("connects");
+    direct.enqueue(&[job("1")]).await.expect("stores");
+    proxy.hold(Direction::ToClient);
+    let claiming = {
+        let backend = backend.clone();
+        tokio::spawn(async move { backend.claim(&with_lease(1, 500)).await })
+    };
+    until("the lease has run out", || async { direct.stale(None, limit(1)).await.expect("lists").items.len() == 1 })
+        .await;
+    proxy.release();
+    assert_error(claiming.await.expect("no panic"), Unavailable, Unknown);
+}
+
+/// The lease bounds the wait for a majority too, so that a third of it is left; and a long one does not draw it out.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_majority_is_not_waited_for_beyond_the_lease() {
+    let Some((server, _place, backend, sent)) = failing().await else { return };
+    let late = doc! { "writeConcernError": { "code": 50, "errmsg": "operation exceeded time limit" } };
+    for (lease, longest) in [(900, 600), (2_700, 1_800), (4_500, 2_000), (30_000, 10_000)] {
+        backend.enqueue(&[job("1")]).await.expect("stores");
+        sent.take();
+        server.fail(once(), "findAndModify", late.clone()).await;
+        backend.claim(&with_lease(1, lease)).await.expect("claims");
+        let waits = sent.take().last().expect("a wait").get_i64("maxTimeMS").expect("a limit");
+        assert!(waits <= longest && waits > longest - 500, "{lease}: {waits}");
+    }
+}
+
+fn with_lease(rows: usize, millis: i64) -> ClaimRequest {
+    let lease = Lease::from_millis(millis).expect("a lease");
+    ClaimRequest::new(name("mail"), [name("welcome")], worker(), lease, limit(rows)).expect("a request")
+}
+
 /// S14, B10: a claim and a beat whose answer is lost are not sent again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_and_a_beat_are_not_repeated() {

@@ -183,7 +183,7 @@ async fn every_call_looks_at_what_it_is_about() {
         (leases[1], 0),
         (holders[0], 0),
         (holders[1], 6),
-        ("_id_", 1),
+        ("_id_", 9),
         ("_id_", 9),
         ("_id_", 1),
         ("ended", 5),

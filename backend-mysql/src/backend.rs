@@ -20,6 +20,7 @@ use crate::sql::Sql;
 use crate::transaction::Deadline;
 use crate::transaction::End;
 use crate::transaction::Failure;
+use crate::transaction::MysqlTransaction;
 use crate::transaction::Repeats;
 use crate::transaction::Session;
 
@@ -141,13 +142,16 @@ impl Backend for MysqlBackend {
             return Ok(Vec::new());
         }
         let mut repeats = Repeats::default();
+        // An id is new unless its call is repeated, and then the insert meets it; keys are taken every day.
+        let mut known = jobs.iter().any(|job| job.unique_key.is_some()).then_some(&handle.sql.known);
         loop {
             let mut transaction = handle.begin("enqueue", Deadline::NEVER).await?;
-            let answer = handle.enqueue(transaction.connection(), jobs, false).await.map(End::Commit);
+            let answer = handle.enqueue(transaction.connection(), jobs, known).await.map(End::Commit);
             if let Some(outcomes) = transaction.end("enqueue", answer, &mut repeats).await? {
                 handle.signal.notify();
                 return Ok(outcomes);
             }
+            known = Some(&handle.sql.known);
         }
     }
 
@@ -330,13 +334,26 @@ impl Inspect for MysqlBackend {
 #[async_trait]
 impl Transactional for MysqlBackend {
     type Connection = MySqlConnection;
+    type Transaction = MysqlTransaction;
+
+    async fn begin(&self) -> Result<MysqlTransaction> {
+        self.0.begin("begin", Deadline::NEVER).await
+    }
+
+    async fn commit(&self, transaction: MysqlTransaction) -> Result<()> {
+        transaction.commit().await?;
+        self.0.signal.notify();
+        Ok(())
+    }
 
     async fn enqueue_in(&self, connection: &mut MySqlConnection, jobs: &[NewJob]) -> Result<Vec<Enqueued>> {
         /// How often somebody else may be faster with one of the ids or keys, and gone again.
         const REPEATS: u32 = 20;
         check_new_jobs(jobs, &self.capabilities())?;
         for repeat in 0.. {
-            match self.0.enqueue(connection, jobs, repeat > 0).await {
+            // Again: by what is there at this moment, whatever the transaction's snapshot shows.
+            let known = if repeat > 0 { &self.0.sql.known_now } else { &self.0.sql.known };
+            match self.0.enqueue(connection, jobs, Some(known)).await {
                 // That statement alone is undone. What it met is committed, so it is seen by looking again.
                 Err(Failure::Driver(error)) if is_taken(&error) && repeat < REPEATS => {}
                 answer => return answer.map_err(|failure| failure.told("enqueue")),

@@ -1,21 +1,18 @@
 //! What travels to the statements: batches as JSON, and their long texts beside them.
 
-use std::num::NonZeroU32;
+use std::fmt;
 
 use queue_core::Change;
+use queue_core::Execution;
 use queue_core::Failure;
 use queue_core::Held;
 use queue_core::JobId;
-use queue_core::JobState;
 use queue_core::Json;
 use queue_core::Name;
 use queue_core::NewFailure;
 use queue_core::NewJob;
 use queue_core::Patch;
-use queue_core::Priority;
 use queue_core::Revision;
-use queue_core::Timestamp;
-use queue_core::UniqueKey;
 use queue_core::UpdateRequest;
 use queue_core::When;
 use queue_core::WorkerId;
@@ -79,64 +76,107 @@ impl From<JobId> for IdRow {
     }
 }
 
-/// A new job as the statements look for what is stored of it.
+/// A new job as the statements look for what is stored of it. Without a key it names no queue either: MariaDB would look up
+/// the null, and pass every version of every job of the queue that has no key, until it finds one that it may see.
 #[derive(Serialize)]
 pub(crate) struct KnownRow {
     item: usize,
     id: String,
-    queue: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    queue: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     unique_key: Option<String>,
 }
 
 impl KnownRow {
     pub(crate) fn new(item: usize, job: &NewJob) -> Self {
-        let key = |key: &UniqueKey| hex(key.as_str().as_bytes());
+        let key = job.unique_key.as_ref();
         Self {
             item,
             id: uuid_hex(job.id.as_uuid()),
-            queue: hex(job.queue.as_str().as_bytes()),
-            unique_key: job.unique_key.as_ref().map(key),
+            queue: key.map(|_| hex(job.queue.as_str().as_bytes())),
+            unique_key: key.map(|key| hex(key.as_str().as_bytes())),
         }
     }
 }
 
-/// A new job as the statement takes it apart.
-#[derive(Serialize)]
-pub(crate) struct NewRow {
-    #[serde(flatten)]
-    known: KnownRow,
-    kind: String,
-    priority: Priority,
-    max_attempts: NonZeroU32,
-    revision: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    at: Option<Timestamp>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    after: Option<i64>,
-    payload_from: usize,
-    payload_bytes: usize,
+/// A field of a packed item, by how many characters it has; shorter ones are filled up on their left.
+#[derive(Clone, Copy)]
+pub(crate) enum Width {
+    Uuid,
+    /// A state, or what is to be done with a column.
+    Word,
+    /// Of milliseconds, of bytes, or less.
+    Number,
 }
 
-impl NewRow {
-    pub(crate) fn new(item: usize, job: &NewJob, payloads: &mut Texts) -> Self {
-        let payload = payloads.add(job.payload.as_str());
-        let (at, after) = match job.available {
-            When::Now => (None, Some(0)),
-            When::After(delay) => (None, Some(delay.as_millis())),
-            When::At(instant) => (Some(instant), None),
-        };
-        Self {
-            known: KnownRow::new(item, job),
-            kind: hex(job.kind.as_str().as_bytes()),
-            priority: job.priority,
-            max_attempts: job.max_attempts,
-            revision: uuid_hex(Revision::random().as_uuid()),
-            at,
-            after,
-            payload_from: payload.from,
-            payload_bytes: payload.bytes,
+impl Width {
+    pub(crate) const fn characters(self) -> usize {
+        match self {
+            Self::Uuid => 32,
+            Self::Word => 9,
+            Self::Number => 16,
         }
+    }
+}
+
+/// An item as one text, its fields in the order in which the statement names them.
+#[derive(Default, Serialize)]
+#[serde(transparent)]
+pub(crate) struct Packed(String);
+
+impl Packed {
+    fn add(mut self, width: Width, field: impl fmt::Display) -> Self {
+        self.0 += &format!("{field:>0$}", width.characters());
+        self
+    }
+
+    fn uuid(self, uuid: Uuid) -> Self {
+        self.add(Width::Uuid, uuid.simple())
+    }
+
+    fn word(self, word: &str) -> Self {
+        self.add(Width::Word, word)
+    }
+
+    fn number(self, number: impl Into<i64>) -> Self {
+        self.add(Width::Number, number.into())
+    }
+
+    /// No text begins at 0.
+    fn place(self, place: Option<Place>) -> Self {
+        let Place { from, bytes } = place.unwrap_or(Place { from: 0, bytes: 0 });
+        self.add(Width::Number, from).add(Width::Number, bytes)
+    }
+
+    fn moved(self, Moved(how, millis): Moved) -> Self {
+        self.word(how).number(millis)
+    }
+}
+
+/// New jobs of one statement, and the texts beside it.
+#[derive(Default)]
+pub(crate) struct NewRows {
+    pub(crate) rows: Vec<Packed>,
+    pub(crate) names: Texts,
+    pub(crate) payloads: Texts,
+}
+
+impl NewRows {
+    pub(crate) fn add(&mut self, job: &NewJob) {
+        // Whole, so that a new field cannot be left out here.
+        let NewJob { id, queue, kind, payload, priority, max_attempts, available, unique_key } = job;
+        let row = Packed::default()
+            .uuid(id.as_uuid())
+            .uuid(Revision::random().as_uuid())
+            .number(priority.get())
+            .number(max_attempts.get())
+            .moved(Moved::due(Some(*available)))
+            .place(Some(self.names.add(queue.as_str())))
+            .place(Some(self.names.add(kind.as_str())))
+            .place(unique_key.as_ref().map(|key| self.names.add(key.as_str())))
+            .place(Some(self.payloads.add(payload.as_str())));
+        self.rows.push(row);
     }
 }
 
@@ -174,71 +214,31 @@ impl From<&UpdateRequest> for LockRow {
 }
 
 /// How one column changes: `keep`, `clear`, `at` or `after` a number of milliseconds.
-struct Moved(&'static str, Option<i64>);
+struct Moved(&'static str, i64);
 
 impl Moved {
     fn of<T>(change: &Change<T>, after: impl FnOnce(&T) -> i64) -> Self {
         match change {
-            Change::Keep => Self("keep", None),
-            Change::Clear => Self("clear", None),
-            Change::Set(value) => Self("after", Some(after(value))),
+            Change::Keep => Self("keep", 0),
+            Change::Clear => Self("clear", 0),
+            Change::Set(value) => Self("after", after(value)),
         }
     }
 
     fn due(when: Option<When>) -> Self {
         match when {
-            None => Self("keep", None),
-            Some(When::Now) => Self("after", Some(0)),
-            Some(When::After(delay)) => Self("after", Some(delay.as_millis())),
-            Some(When::At(instant)) => Self("at", Some(instant.unix_millis())),
+            None => Self("keep", 0),
+            Some(When::Now) => Self("after", 0),
+            Some(When::After(delay)) => Self("after", delay.as_millis()),
+            Some(When::At(instant)) => Self("at", instant.unix_millis()),
         }
     }
-}
-
-/// What an update writes into a row that matched, as the statement takes it apart.
-#[derive(Serialize)]
-pub(crate) struct PatchRow {
-    id: String,
-    state: JobState,
-    attempt: u32,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    revision: Option<String>,
-    clear_claim: u8,
-    available_at: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    available_at_ms: Option<i64>,
-    attempted_at: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    attempted_at_ms: Option<i64>,
-    lease_expires_at: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    lease_expires_at_ms: Option<i64>,
-    finished_at: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    finished_at_ms: Option<i64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    payload_from: Option<usize>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    payload_bytes: Option<usize>,
-    result: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    result_from: Option<usize>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    result_bytes: Option<usize>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    kept_from: Option<usize>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    kept_bytes: Option<usize>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    failure_from: Option<usize>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    failure_bytes: Option<usize>,
 }
 
 /// The updates of one statement, and the long texts beside it.
 #[derive(Default)]
 pub(crate) struct PatchRows {
-    pub(crate) rows: Vec<PatchRow>,
+    pub(crate) rows: Vec<Packed>,
     pub(crate) payloads: Texts,
     pub(crate) results: Texts,
     pub(crate) failures: Texts,
@@ -246,7 +246,7 @@ pub(crate) struct PatchRows {
 
 impl PatchRows {
     /// Adds an update of a row that was found like this.
-    pub(crate) fn add(&mut self, id: JobId, patch: &Patch, row: &MySqlRow) -> sqlx::Result<()> {
+    pub(crate) fn add(&mut self, found: &Execution, patch: &Patch, row: &MySqlRow) -> sqlx::Result<()> {
         // Whole, so that a new field cannot be left out here.
         let Patch {
             revision,
@@ -261,11 +261,6 @@ impl PatchRows {
             failure,
             payload,
         } = patch;
-        let Moved(available_at, available_at_ms) = Moved::due(*available);
-        let Moved(attempted_at, attempted_at_ms) = Moved::of(attempted_at, |()| 0);
-        let Moved(lease_expires_at, lease_expires_at_ms) = Moved::of(lease, |lease| lease.as_millis());
-        let Moved(finished_at, finished_at_ms) = Moved::of(finished_at, |()| 0);
-        let payload = payload.as_ref().map(|payload| self.payloads.add(payload.as_str()));
         let (result, result_text) = match result {
             Change::Keep => ("keep", None),
             Change::Clear => ("clear", None),
@@ -279,30 +274,22 @@ impl PatchRows {
                 (Some(kept), Some(self.failures.add(&text)))
             }
         };
-        self.rows.push(PatchRow {
-            id: uuid_hex(id.as_uuid()),
-            state: *state,
-            attempt: *attempt,
-            revision: revision.map(|revision| uuid_hex(revision.as_uuid())),
-            clear_claim: u8::from(*clear_claim),
-            available_at,
-            available_at_ms,
-            attempted_at,
-            attempted_at_ms,
-            lease_expires_at,
-            lease_expires_at_ms,
-            finished_at,
-            finished_at_ms,
-            payload_from: payload.map(|place| place.from),
-            payload_bytes: payload.map(|place| place.bytes),
-            result,
-            result_from: result_text.map(|place| place.from),
-            result_bytes: result_text.map(|place| place.bytes),
-            kept_from: kept.map(|place| place.from),
-            kept_bytes: kept.map(|place| place.bytes),
-            failure_from: failure.map(|place| place.from),
-            failure_bytes: failure.map(|place| place.bytes),
-        });
+        let row = Packed::default()
+            .uuid(found.id.as_uuid())
+            .uuid(revision.unwrap_or(found.revision).as_uuid())
+            .word(state.as_str())
+            .number(*attempt)
+            .number(*clear_claim)
+            .moved(Moved::due(*available))
+            .moved(Moved::of(attempted_at, |()| 0))
+            .moved(Moved::of(lease, |lease| lease.as_millis()))
+            .moved(Moved::of(finished_at, |()| 0))
+            .place(payload.as_ref().map(|payload| self.payloads.add(payload.as_str())))
+            .word(result)
+            .place(result_text)
+            .place(kept)
+            .place(failure);
+        self.rows.push(row);
         Ok(())
     }
 }

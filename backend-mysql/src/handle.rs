@@ -45,16 +45,15 @@ use crate::batch::HeldRow;
 use crate::batch::IdRow;
 use crate::batch::KnownRow;
 use crate::batch::LockRow;
-use crate::batch::NewRow;
+use crate::batch::NewRows;
 use crate::batch::PatchRows;
-use crate::batch::Texts;
 use crate::error::is_taken;
 use crate::row;
 use crate::sql::Sql;
 use crate::transaction::Deadline;
 use crate::transaction::End;
 use crate::transaction::Failure;
-use crate::transaction::Transaction;
+use crate::transaction::MysqlTransaction;
 
 /// What the clones of a backend share.
 #[derive(Debug)]
@@ -103,8 +102,8 @@ impl Handle {
         crate::transaction::read(&self.pool, call, query).await
     }
 
-    pub(crate) async fn begin(&self, call: &'static str, deadline: Deadline) -> Result<Transaction> {
-        Transaction::begin(&self.pool, &self.sql.begin, call, deadline).await
+    pub(crate) async fn begin(&self, call: &'static str, deadline: Deadline) -> Result<MysqlTransaction> {
+        MysqlTransaction::begin(&self.pool, &self.sql.begin, call, deadline).await
     }
 
     /// The now that a statement wrote.
@@ -117,23 +116,20 @@ impl Handle {
         now.ok_or_else(|| Error::not_applied(ErrorKind::Permanent, "the server does not say what time it wrote").into())
     }
 
-    /// Stores jobs that have been checked. `current`: what is there is judged by this moment and not by the snapshot that the
-    /// caller's transaction may have.
-    ///
-    /// What is known is read without locking; that somebody else was faster meanwhile is the error of a taken key, upon
-    /// which the whole is repeated.
+    /// Stores jobs that have been checked. `known` is the statement that looks for what is stored of them, without locking; what
+    /// it has not seen is the error of a taken key, upon which the whole is repeated. None: nothing is expected to be stored.
     pub(crate) async fn enqueue(
         &self,
         connection: &mut MySqlConnection,
         jobs: &[NewJob],
-        current: bool,
+        known: Option<&SqlStr>,
     ) -> Result<Vec<Enqueued>, Failure> {
         const ROWS: usize = 1000;
-        let text = if current { &self.sql.known_now } else { &self.sql.known };
         let (mut stored, mut holders) = (HashSet::new(), HashMap::new());
         for (chunk_index, chunk) in jobs.chunks(ROWS).enumerate() {
+            let Some(known) = known else { break };
             let batch = batch::array(chunk.iter().enumerate().map(|(item, job)| KnownRow::new(item, job)))?;
-            for row in query(text.clone()).bind(batch).fetch_all(&mut *connection).await? {
+            for row in query(known.clone()).bind(batch).fetch_all(&mut *connection).await? {
                 let item = row::item(&row)?;
                 let Some(job) = chunk.get(item) else { continue };
                 if row::number(&row, "is_stored")? == Some(1) {
@@ -167,10 +163,16 @@ impl Handle {
         // In one order, so that two calls about the same keys do not wait for each other.
         fresh.sort_unstable_by_key(|job| (&job.queue, &job.unique_key, job.id));
         for chunk in chunks(&fresh) {
-            let mut payloads = Texts::default();
-            let batch =
-                batch::array(chunk.iter().enumerate().map(|(item, job)| NewRow::new(item, job, &mut payloads)))?;
-            let insert = query(self.sql.insert.clone()).bind(payloads.into_bytes()).bind(self.offset()).bind(batch);
+            let mut new = NewRows::default();
+            chunk.iter().for_each(|job| new.add(job));
+            let names = new.names.into_bytes();
+            let insert = query(self.sql.insert.clone())
+                .bind(&names)
+                .bind(&names)
+                .bind(&names)
+                .bind(new.payloads.into_bytes())
+                .bind(self.offset())
+                .bind(batch::array(new.rows)?);
             write(connection, insert, chunk.len()).await?;
         }
         Ok(outcomes)
@@ -242,7 +244,7 @@ impl Handle {
                 Some((row, Ok(execution))) => {
                     let now = Timestamp::from_unix_millis(row.try_get("now")?).map_err(Error::from)?;
                     if current.matches(&execution, now) {
-                        patches.add(*id, patch, row)?;
+                        patches.add(&execution, patch, row)?;
                         matched.push((answers.len(), patch));
                         inserted = Some(row.try_get("inserted")?);
                     }

@@ -35,8 +35,8 @@
 //! # Costs
 //!
 //! Four round trips for a claim, a settle, an enqueue, a heartbeat and a purge, whatever the batch (up to 1000 rows and 4 MiB in
-//! one statement each way; longer batches take two more for every such piece), three where nothing was to be written, one for
-//! everything that only reads. The first use of a statement on a connection takes one more to prepare it. There is one text for
+//! one statement each way; longer batches take two more for every such piece), three where nothing was to be written and for an
+//! enqueue without unique keys (of which one that was stored before takes four more), one for everything that only reads. The first use of a statement on a connection takes one more to prepare it. There is one text for
 //! each statement however many rows it is about, some twenty in all, so a cache of statements of the driver's usual size never
 //! runs over. An application's pool that tests its connections before each use takes one more for that.
 //!
@@ -63,6 +63,7 @@
 //! | entries of an index that a locking read passes over | are unlocked again | stay locked | the walk locks nothing, a subquery locks each row by its key |
 //! | a `LIMIT` over `UNION ALL` of locking reads | stops early | reads, and locks, all of them | one walk over a range per priority |
 //! | `UPDATE .. RETURNING`, `LATERAL` | none, yes | none, none | neither is used |
+//! | a join by an index whose value is null | does not look it up | passes each version of each row that has a null | a job without a key names no queue to look in |
 //! | rows locked beside `JSON_TABLE` | refused (3569) | yes | `JSON_TABLE` stands in a bracket |
 //! | a finer instant put into `DATETIME(3)` | is rounded | is cut | times are cut to milliseconds before they are stored |
 //! | a snapshot that meets another's write, at REPEATABLE READ | reads the new row | from 11.6.2 on error 1020 | that is [`Transient`](queue_core::ErrorKind::Transient), in an application's own transaction only |
@@ -94,6 +95,7 @@ pub use backend::MysqlBackend;
 pub use config::MysqlOptions;
 pub use setup::Migration;
 pub use setup::migrations;
+pub use transaction::MysqlTransaction;
 
 /// The driver whose pools and connections this crate takes.
 pub use sqlx;

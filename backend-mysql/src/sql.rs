@@ -1,8 +1,8 @@
 //! Every statement, as text that is built once per handle: the same texts for MySQL and MariaDB.
 //!
 //! Nothing but the table prefix is spliced in, and that has been checked. A batch travels as one JSON array of plain ASCII
-//! (ids and names as hex), so that a text does not depend on how many rows it is about, and its long texts beside it, all in
-//! one string of bytes that the statement cuts them out of: no parser of the server's ever sees them.
+//! (ids as hex), so that a text does not depend on how many rows it is about, and its long texts beside it, in strings of bytes
+//! that the statement cuts them out of: no parser of the server's ever sees them.
 //!
 //! Rows are locked by their primary key alone, in the order of their ids or without waiting, so that no two calls wait for
 //! each other. Where rows are found by another index, that is an ordinary read which locks nothing, and each row is locked by a
@@ -16,6 +16,8 @@ use queue_core::Timestamp;
 use sqlx::AssertSqlSafe;
 use sqlx::SqlSafeStr;
 use sqlx::SqlStr;
+
+use crate::batch::Width;
 
 /// The server's clock in whole milliseconds, cut and not rounded, and `?` what is added to it. It is the time at which the
 /// statement began, so a statement that may wait for rows must not write it.
@@ -90,8 +92,32 @@ fn batch_beside_locks(fields: &[(&str, &str)]) -> String {
 
 const UUID: &str = "VARCHAR(32)";
 const NAME: &str = "VARCHAR(544)";
-const WORD: &str = "VARCHAR(32)";
 const NUMBER: &str = "BIGINT";
+
+/// The items of a batch that have many fields, `?` the JSON array: each is one [`Packed`] text, and a field stands in it at a
+/// fixed place. Each column of a JSON object costs a search through it.
+fn packed(fields: &[(&str, Width)]) -> String {
+    let mut from = 1;
+    let mut columns = Vec::new();
+    for (name, width) in fields {
+        let text = format!("SUBSTRING(p.item, {from}, {})", width.characters());
+        columns.push(match width {
+            Width::Uuid => format!("{text} AS {name}"),
+            Width::Word => format!("LTRIM({text}) AS {name}"),
+            Width::Number => format!("CAST({text} AS SIGNED) AS {name}"),
+        });
+        from += width.characters();
+    }
+    format!(
+        "(SELECT {} FROM JSON_TABLE(?, '$[*]' COLUMNS (item VARCHAR({from}) PATH '$')) AS p) AS e",
+        columns.join(", ")
+    )
+}
+
+/// A long text of an item, cut out of the string `?`.
+fn cut(text: &str) -> String {
+    format!("SUBSTRING(?, e.{text}_from, e.{text}_bytes)")
+}
 
 /// The statements of one handle.
 #[derive(Debug)]
@@ -253,31 +279,37 @@ fn known(jobs: &str) -> String {
     )
 }
 
-/// The last `?` is what the payloads are cut out of.
+/// The first `?` are what queues, kinds, keys and payloads are cut out of.
 fn insert(jobs: &str) -> String {
-    let fields = batch(&[
-        ("id", UUID),
-        ("queue", NAME),
-        ("kind", NAME),
-        ("priority", NUMBER),
-        ("max_attempts", NUMBER),
-        ("revision", UUID),
-        ("at", NUMBER),
-        ("after", NUMBER),
-        ("unique_key", NAME),
-        ("payload_from", NUMBER),
-        ("payload_bytes", NUMBER),
+    let fields = packed(&[
+        ("id", Width::Uuid),
+        ("revision", Width::Uuid),
+        ("priority", Width::Number),
+        ("max_attempts", Width::Number),
+        ("available_at", Width::Word),
+        ("available_at_ms", Width::Number),
+        ("queue_from", Width::Number),
+        ("queue_bytes", Width::Number),
+        ("kind_from", Width::Number),
+        ("kind_bytes", Width::Number),
+        ("unique_key_from", Width::Number),
+        ("unique_key_bytes", Width::Number),
+        ("payload_from", Width::Number),
+        ("payload_bytes", Width::Number),
     ]);
     format!(
         "INSERT INTO {jobs} (id, queue, kind, state, priority, attempt, max_attempts, fence, revision, available_at, \
            created_at, unique_key, errors, payload) \
-         SELECT UNHEX(e.id), UNHEX(e.queue), UNHEX(e.kind), 'waiting', e.priority, 0, e.max_attempts, 0, \
-           UNHEX(e.revision), COALESCE({}, {}), {}, UNHEX(e.unique_key), '[]', \
-           SUBSTRING(?, e.payload_from, e.payload_bytes) \
+         SELECT UNHEX(e.id), {}, {}, 'waiting', e.priority, 0, e.max_attempts, 0, UNHEX(e.revision), \
+           IF(e.available_at = 'at', {}, {}), {}, IF(e.unique_key_from, {}, NULL), '[]', {} \
          FROM {} STRAIGHT_JOIN {fields}",
-        at("e.at"),
-        after("e.after"),
+        cut("queue"),
+        cut("kind"),
+        at("e.available_at_ms"),
+        after("e.available_at_ms"),
         at("n.now"),
+        cut("unique_key"),
+        cut("payload"),
         clock(),
     )
 }
@@ -312,39 +344,38 @@ fn update(jobs: &str) -> String {
             after(&format!("e.{column}_ms")),
         )
     };
-    let cut = |text: &str| format!("SUBSTRING(?, e.{text}_from, e.{text}_bytes)");
-    let fields = batch(&[
-        ("id", UUID),
-        ("state", WORD),
-        ("attempt", NUMBER),
-        ("revision", UUID),
-        ("clear_claim", NUMBER),
-        ("available_at", WORD),
-        ("available_at_ms", NUMBER),
-        ("attempted_at", WORD),
-        ("attempted_at_ms", NUMBER),
-        ("lease_expires_at", WORD),
-        ("lease_expires_at_ms", NUMBER),
-        ("finished_at", WORD),
-        ("finished_at_ms", NUMBER),
-        ("payload_from", NUMBER),
-        ("payload_bytes", NUMBER),
-        ("result", WORD),
-        ("result_from", NUMBER),
-        ("result_bytes", NUMBER),
-        ("kept_from", NUMBER),
-        ("kept_bytes", NUMBER),
-        ("failure_from", NUMBER),
-        ("failure_bytes", NUMBER),
+    let fields = packed(&[
+        ("id", Width::Uuid),
+        ("revision", Width::Uuid),
+        ("state", Width::Word),
+        ("attempt", Width::Number),
+        ("clear_claim", Width::Number),
+        ("available_at", Width::Word),
+        ("available_at_ms", Width::Number),
+        ("attempted_at", Width::Word),
+        ("attempted_at_ms", Width::Number),
+        ("lease_expires_at", Width::Word),
+        ("lease_expires_at_ms", Width::Number),
+        ("finished_at", Width::Word),
+        ("finished_at_ms", Width::Number),
+        ("payload_from", Width::Number),
+        ("payload_bytes", Width::Number),
+        ("result", Width::Word),
+        ("result_from", Width::Number),
+        ("result_bytes", Width::Number),
+        ("kept_from", Width::Number),
+        ("kept_bytes", Width::Number),
+        ("failure_from", Width::Number),
+        ("failure_bytes", Width::Number),
     ]);
     format!(
         "UPDATE {} STRAIGHT_JOIN {fields} STRAIGHT_JOIN {jobs} AS j FORCE INDEX (PRIMARY) ON j.id = UNHEX(e.id) \
-         SET j.state = e.state, j.attempt = e.attempt, j.revision = COALESCE(UNHEX(e.revision), j.revision), \
+         SET j.state = e.state, j.attempt = e.attempt, j.revision = UNHEX(e.revision), \
            j.claimed_by = IF(e.clear_claim, NULL, j.claimed_by), j.claimed_at = IF(e.clear_claim, NULL, j.claimed_at), \
-           {}, {}, {}, {}, j.payload = IF(e.payload_from IS NULL, j.payload, {}), \
+           {}, {}, {}, {}, j.payload = IF(e.payload_from, {}, j.payload), \
            j.result = CASE e.result WHEN 'keep' THEN j.result WHEN 'set' THEN {} END, \
-           j.errors = IF(e.failure_from IS NULL, j.errors, \
-             CONCAT('[', SUBSTRING(j.errors, e.kept_from, e.kept_bytes), {}, n.now, '}}]')) \
+           j.errors = IF(e.failure_from, \
+             CONCAT('[', SUBSTRING(j.errors, e.kept_from, e.kept_bytes), {}, n.now, '}}]'), j.errors) \
          WHERE {TOLD}",
         clock(),
         moved("available_at"),

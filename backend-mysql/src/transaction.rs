@@ -1,5 +1,7 @@
 //! Connections of the pool and transactions on them, which a dropped future leaves in no doubtful state.
 
+use std::ops::Deref;
+use std::ops::DerefMut;
 use std::time::Duration;
 
 use queue_core::Error;
@@ -46,6 +48,10 @@ impl Session {
 
     pub(crate) fn connection(&mut self) -> &mut MySqlConnection {
         &mut self.connection
+    }
+
+    fn connection_ref(&self) -> &MySqlConnection {
+        &self.connection
     }
 
     /// No statement is being run any more.
@@ -174,11 +180,26 @@ impl Repeats {
     }
 }
 
-/// A transaction at READ COMMITTED. Dropped unfinished, at any await, it takes its connection along.
+/// A transaction at READ COMMITTED; see [`Transactional::begin`](queue_core::Transactional::begin). Dropped unfinished, at any
+/// await, it takes its connection along.
 #[derive(Debug)]
-pub(crate) struct Transaction(Session);
+pub struct MysqlTransaction(Session);
 
-impl Transaction {
+impl Deref for MysqlTransaction {
+    type Target = MySqlConnection;
+
+    fn deref(&self) -> &MySqlConnection {
+        self.0.connection_ref()
+    }
+}
+
+impl DerefMut for MysqlTransaction {
+    fn deref_mut(&mut self) -> &mut MySqlConnection {
+        self.0.connection()
+    }
+}
+
+impl MysqlTransaction {
     pub(crate) async fn begin(pool: &MySqlPool, text: &SqlStr, call: &'static str, deadline: Deadline) -> Result<Self> {
         let mut connections = pool.options().get_max_connections();
         loop {
@@ -198,6 +219,11 @@ impl Transaction {
 
     pub(crate) fn connection(&mut self) -> &mut MySqlConnection {
         self.0.connection()
+    }
+
+    /// Commits what the application did in it.
+    pub(crate) async fn commit(mut self) -> Result<()> {
+        self.run("COMMIT").await.map_err(|error| commit_failed("commit", error))
     }
 
     /// Ends it as what ran in it says. No answer: it was undone by the server, and is to be repeated.

@@ -108,6 +108,8 @@ async fn a_server_that_turned_read_only() {
             assert_ne!(session().await, before, "another connection");
             assert!(unavailable(Transitioner::new(&lent).apply(&claimed.execution, &complete("1")).await));
             let held = Held::of(&claimed.execution).expect("held");
+            // The server rolls back behind the connection that was closed: this waits for the row until it has.
+            database.rows("SELECT id FROM fenced_jobs FOR UPDATE").await;
             assert_error(lent.extend_leases(std::slice::from_ref(&held), lease()).await, ErrorKind::Unavailable);
             assert_eq!(lent.get(claimed.id()).await.expect("reads"), Some(claimed.clone()));
             database.run("UPDATE mode SET ro = 0; DROP TRIGGER ro_u; DROP TRIGGER ro_i; DROP TRIGGER ro_d").await;

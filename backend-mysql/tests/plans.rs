@@ -214,6 +214,32 @@ async fn calls_cost_the_same_behind_what_they_do_not_want() {
     .await;
 }
 
+/// A job without a unique key is looked up by its id alone. By a key that is null MariaDB finds what all such jobs have, and goes
+/// through every one that is not committed, or deleted, for each job anew: bulk enqueues at once stood still.
+#[tokio::test]
+async fn a_job_without_a_key_is_not_looked_up_by_one() {
+    const KEYLESS: u64 = 50;
+    on_each_server(async |database, _| {
+        let pool = database.pool_of(1, "DO 0").await;
+        let lent = MysqlBackend::from_pool(pool.clone()).await.expect("a handle");
+        let lookups = async || {
+            let row = sqlx::raw_sql("SHOW SESSION STATUS LIKE 'Handler_read_key'").fetch_one(&pool).await;
+            row.expect("a status").get::<String, _>(1).parse::<u64>().expect("a number")
+        };
+        // The key has the server look for what is known in each way.
+        let jobs = || (0..KEYLESS).map(|_| job("1")).chain([keyed("a key")]).collect::<Vec<_>>();
+        lent.enqueue(&jobs()).await.expect("stores");
+        let before = lookups().await;
+        let outcomes = lent.enqueue(&jobs()).await.expect("stores");
+        let done = lookups().await - before;
+        assert!(matches!(outcomes.last(), Some(Enqueued::Duplicate { .. })));
+        // By each id, by the one key, and a few more for what the server does besides.
+        assert!(done <= KEYLESS + 10, "{done} look-ups for {KEYLESS} jobs without a key on {}", database.server);
+        lent.close().await;
+    })
+    .await;
+}
+
 /// B7b: found behind jobs of kinds that nobody here knows, of which none is locked or touched.
 #[tokio::test]
 async fn a_claim_finds_its_kind_behind_others() {

@@ -1,6 +1,8 @@
 //! The backend: which statement answers which call, and on which connection.
 
 use std::collections::HashMap;
+use std::ops::Deref;
+use std::ops::DerefMut;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,6 +16,7 @@ use sqlx::query;
 
 use crate::config::PostgresOptions;
 use crate::handle::Handle;
+use crate::handle::Lent;
 use crate::handle::Session;
 use crate::listener::Listener;
 use crate::row;
@@ -318,6 +321,20 @@ impl Inspect for PostgresBackend {
 #[async_trait]
 impl Transactional for PostgresBackend {
     type Connection = PgConnection;
+    type Transaction = PostgresTransaction;
+
+    async fn begin(&self) -> Result<PostgresTransaction> {
+        Ok(PostgresTransaction(self.0.begin_plainly("begin").await?))
+    }
+
+    async fn commit(&self, transaction: PostgresTransaction) -> Result<()> {
+        let mut lent = transaction.0;
+        // After an error that nobody heeded the server refuses this; the commit it would answer with a rollback, as if all were well.
+        let usable = lent.session(Unknown).run("commit", "SELECT 1").await;
+        lent.end("commit", Unknown, usable).await?;
+        self.0.signal.notify();
+        Ok(())
+    }
 
     async fn enqueue_in(&self, connection: &mut PgConnection, jobs: &[NewJob]) -> Result<Vec<Enqueued>> {
         check_new_jobs(jobs, &self.capabilities())?;
@@ -338,6 +355,24 @@ impl Transactional for PostgresBackend {
         let update = UpdateRequest { id, current: current.clone(), patch: patch.clone() };
         let answers = self.0.update(&mut Session::of(connection, &self.0), &[&update]).await?;
         Ok(answers.into_iter().next().unwrap_or(Update::Missing))
+    }
+}
+
+/// A transaction on a connection of the backend's pool; see [`Transactional::begin`]. Its connection is closed if it is dropped.
+#[derive(Debug)]
+pub struct PostgresTransaction(Lent);
+
+impl Deref for PostgresTransaction {
+    type Target = PgConnection;
+
+    fn deref(&self) -> &PgConnection {
+        self.0.connection()
+    }
+}
+
+impl DerefMut for PostgresTransaction {
+    fn deref_mut(&mut self) -> &mut PgConnection {
+        self.0.connection_mut()
     }
 }
 

@@ -95,6 +95,14 @@ impl Lent {
         Ok(())
     }
 
+    pub(crate) fn connection(&self) -> &PgConnection {
+        &self.connection
+    }
+
+    pub(crate) fn connection_mut(&mut self) -> &mut PgConnection {
+        &mut self.connection
+    }
+
     pub(crate) fn session(&mut self, lost: Certainty) -> Session<'_> {
         Session {
             connection: &mut self.connection,
@@ -193,6 +201,12 @@ impl Handle {
     /// A connection in a transaction.
     pub(crate) async fn begin(&self, call: &'static str) -> Result<Lent> {
         self.begin_with(call, None, &self.sql.begin).await
+    }
+
+    /// A connection in a transaction for statements of the application.
+    pub(crate) async fn begin_plainly(&self, call: &'static str) -> Result<Lent> {
+        let text = SqlStr::from_static("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE");
+        self.begin_with(call, None, &text).await
     }
 
     /// A connection in a transaction that is to read a table from end to end.

@@ -65,6 +65,7 @@ mod setup;
 mod sql;
 
 pub use backend::PostgresBackend;
+pub use backend::PostgresTransaction;
 pub use config::PostgresOptions;
 pub use setup::Migration;
 pub use setup::migrations;

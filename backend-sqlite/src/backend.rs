@@ -19,6 +19,7 @@ use crate::config::SqliteOptions;
 use crate::error::failed;
 use crate::handle::Handle;
 use crate::handle::Patience;
+use crate::handle::SqliteTransaction;
 use crate::row;
 use crate::row::HeldRow;
 use crate::setup;
@@ -146,7 +147,7 @@ impl Backend for SqliteBackend {
             return Ok(());
         }
         let mut transaction = handle.begin("migrate").await?;
-        setup::migrate(transaction.connection()?, &handle.sql, &handle.prefix).await?;
+        setup::migrate(&mut transaction, &handle.sql, &handle.prefix).await?;
         transaction.commit("migrate").await
     }
 
@@ -157,7 +158,7 @@ impl Backend for SqliteBackend {
             return Ok(Vec::new());
         }
         let mut transaction = handle.begin("enqueue").await?;
-        let outcomes = handle.enqueue(transaction.connection()?, jobs).await?;
+        let outcomes = handle.enqueue(&mut transaction, jobs).await?;
         transaction.commit("enqueue").await?;
         handle.signal.notify();
         Ok(outcomes)
@@ -267,7 +268,7 @@ impl Backend for SqliteBackend {
                 let mut transaction = handle.begin("update").await?;
                 let mut answers = Vec::with_capacity(updates.len());
                 for chunk in chunks {
-                    answers.extend(handle.update(transaction.connection()?, chunk, NotApplied).await?);
+                    answers.extend(handle.update(&mut transaction, chunk, NotApplied).await?);
                 }
                 transaction.commit("update").await?;
                 answers
@@ -333,6 +334,17 @@ impl Inspect for SqliteBackend {
 #[async_trait]
 impl Transactional for SqliteBackend {
     type Connection = SqliteConnection;
+    type Transaction = SqliteTransaction;
+
+    async fn begin(&self) -> Result<SqliteTransaction> {
+        self.0.begin("begin").await
+    }
+
+    async fn commit(&self, transaction: SqliteTransaction) -> Result<()> {
+        transaction.commit("commit").await?;
+        self.0.signal.notify();
+        Ok(())
+    }
 
     async fn enqueue_in(&self, connection: &mut SqliteConnection, jobs: &[NewJob]) -> Result<Vec<Enqueued>> {
         check_new_jobs(jobs, &self.capabilities())?;

@@ -8,6 +8,7 @@ use queue_core::Capabilities;
 use queue_core::ClockOffset;
 use queue_core::Error;
 use queue_core::Identifier;
+use queue_core::Limit;
 use queue_core::Result;
 use sqlx::sqlite::SqliteConnectOptions;
 use sqlx::sqlite::SqliteSynchronous;
@@ -176,6 +177,9 @@ impl SqliteOptions {
             Synchronous::Full => SqliteSynchronous::Full,
             Synchronous::Normal => SqliteSynchronous::Normal,
         });
+        // All rows of an answer, and the word that it is over: whoever waits takes them all in any case, and SQLite's thread
+        // does not stop in between.
+        let options = options.row_buffer_size(Limit::MAX.rows() + 2);
         let Location::File(path) = &self.location else {
             return Ok(options);
         };

@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 use std::collections::HashSet;
+use std::ops::Deref;
+use std::ops::DerefMut;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering;
@@ -17,6 +19,7 @@ use queue_core::ErrorKind;
 use queue_core::Identifier;
 use queue_core::NewJob;
 use queue_core::Result;
+use queue_core::Revision;
 use queue_core::Unreadable;
 use queue_core::Update;
 use queue_core::UpdateRequest;
@@ -31,15 +34,12 @@ use sqlx::SqliteConnection;
 use sqlx::SqlitePool;
 use sqlx::pool::PoolConnection;
 use sqlx::query;
-use sqlx::sqlite::SqliteRow;
 use tokio::time::timeout;
+use uuid::Uuid;
 
 use crate::error::failed;
 use crate::error::is_taken;
 use crate::row;
-use crate::row::KeyRow;
-use crate::row::NewRow;
-use crate::row::UpdateRow;
 use crate::sql::Sql;
 
 /// What the clones of a backend share.
@@ -67,26 +67,18 @@ impl Patience {
     pub(crate) const UNKNOWN: u64 = u64::MAX;
 }
 
-/// A transaction that is rolled back when it is dropped unfinished, also in the middle of its beginning or its end.
+/// A transaction for writes; see [`Transactional::begin`](queue_core::Transactional::begin). It is rolled back when it is dropped
+/// unfinished, also in the middle of its beginning or its end.
 ///
 /// Not sqlx's: SQLite ends a transaction by itself when the disk is full or fails, and sqlx 0.9 would go on counting it as
 /// open, so that nothing could ever begin another on that connection.
 #[derive(Debug)]
-pub(crate) struct WriteTransaction(Option<PoolConnection<Sqlite>>);
+pub struct SqliteTransaction(Option<PoolConnection<Sqlite>>);
 
-impl WriteTransaction {
+impl SqliteTransaction {
     async fn run(&mut self, text: &SqlStr) -> sqlx::Result<()> {
-        if let Some(connection) = &mut self.0 {
-            sqlx::raw_sql(text.clone()).execute(&mut **connection).await?;
-        }
+        sqlx::raw_sql(text.clone()).execute(&mut **self).await?;
         Ok(())
-    }
-
-    pub(crate) fn connection(&mut self) -> Result<&mut SqliteConnection> {
-        match &mut self.0 {
-            Some(connection) => Ok(connection),
-            None => Err(Error::not_applied(ErrorKind::Permanent, "the transaction has ended")),
-        }
     }
 
     pub(crate) async fn commit(mut self, call: &'static str) -> Result<()> {
@@ -96,7 +88,21 @@ impl WriteTransaction {
     }
 }
 
-impl Drop for WriteTransaction {
+impl Deref for SqliteTransaction {
+    type Target = SqliteConnection;
+
+    fn deref(&self) -> &SqliteConnection {
+        self.0.as_ref().expect("only its end takes the connection")
+    }
+}
+
+impl DerefMut for SqliteTransaction {
+    fn deref_mut(&mut self) -> &mut SqliteConnection {
+        self.0.as_mut().expect("only its end takes the connection")
+    }
+}
+
+impl Drop for SqliteTransaction {
     fn drop(&mut self) {
         if let Some(mut connection) = self.0.take() {
             // The pool gets the connection back after that. What was sent before is run before; if that ended the
@@ -143,64 +149,87 @@ impl Handle {
     }
 
     /// A transaction on a connection for writes.
-    pub(crate) async fn begin(&self, call: &'static str) -> Result<WriteTransaction> {
-        let mut transaction = WriteTransaction(Some(self.writer(call, None).await?));
+    pub(crate) async fn begin(&self, call: &'static str) -> Result<SqliteTransaction> {
+        let mut transaction = SqliteTransaction(Some(self.writer(call, None).await?));
         transaction.run(&self.sql.begin).await.map_err(|error| failed(call, NotApplied, error))?;
         Ok(transaction)
     }
 
-    /// One statement about a batch that travels as one parameter.
-    async fn batch_query(
-        connection: &mut SqliteConnection,
-        text: &SqlStr,
-        batch: sqlx::Result<String>,
-    ) -> sqlx::Result<Vec<SqliteRow>> {
-        query(text.clone()).bind(batch?).fetch_all(connection).await
-    }
-
-    /// Stores jobs that have been checked, in a transaction that is the caller's to commit.
+    /// Stores jobs that have been checked, in a transaction that is the caller's to commit, or to roll back after an error.
     pub(crate) async fn enqueue(&self, connection: &mut SqliteConnection, jobs: &[NewJob]) -> Result<Vec<Enqueued>> {
         let failed = |error| failed("enqueue", NotApplied, error);
-        let sql = &self.sql;
+        // One for the whole call: it tells what the call has stored from what was there.
+        let revision = Revision::random().as_uuid();
+        let mut inserted = 0;
+        for chunk in chunks(jobs) {
+            let (items, shares) = row::new_jobs(chunk).map_err(failed)?;
+            let insert = query(self.sql.insert.clone()).bind(self.now()).bind(items).bind(shares).bind(revision);
+            inserted += insert.execute(&mut *connection).await.map_err(failed)?.rows_affected();
+        }
+        if u64::try_from(jobs.len()) == Ok(inserted) {
+            return Ok(jobs.iter().map(|job| Enqueued::New(job.id)).collect());
+        }
+        self.enqueued(connection, jobs, revision).await
+    }
 
-        let stored = Self::batch_query(connection, &sql.stored_ids, row::ids(jobs.iter().map(|job| job.id))).await;
-        let mut stored: HashSet<_> = stored.map_err(failed)?.iter().map(row::id).collect();
-        let (again, fresh): (Vec<_>, Vec<_>) = jobs.iter().partition(|job| stored.contains(&job.id));
+    /// What became of jobs of which some were left out, since their id or their key was taken.
+    async fn enqueued(
+        &self,
+        connection: &mut SqliteConnection,
+        jobs: &[NewJob],
+        revision: Uuid,
+    ) -> Result<Vec<Enqueued>> {
+        let failed = |error| failed("enqueue", NotApplied, error);
+        let sql = &self.sql;
+        let ids = row::ids(jobs.iter().map(|job| job.id)).map_err(failed)?;
+        let rows =
+            query(sql.stored_ids.clone()).bind(ids).bind(revision).fetch_all(&mut *connection).await.map_err(failed)?;
+        let (mut own, mut stored) = (HashSet::new(), HashSet::with_capacity(rows.len()));
+        for row in &rows {
+            stored.insert(row::id(row));
+            if row.try_get("own").map_err(failed)? {
+                own.insert(row::id(row));
+            }
+        }
+
+        let again: Vec<_> = jobs.iter().filter(|job| stored.contains(&job.id) && !own.contains(&job.id)).collect();
         let mut repeated = HashSet::new();
         for chunk in chunks(&again) {
-            let rows =
-                Self::batch_query(connection, &sql.repeated, row::array(chunk.iter().copied().map(NewRow::from))).await;
-            repeated.extend(items(&rows.map_err(failed)?, chunk).map(|(job, _)| job.id));
+            let (items, shares) = row::new_jobs(chunk.iter().copied()).map_err(failed)?;
+            let rows = query(sql.repeated.clone())
+                .bind(items)
+                .bind(shares)
+                .fetch_all(&mut *connection)
+                .await
+                .map_err(failed)?;
+            repeated.extend(rows.iter().map(row::id));
         }
-        if let Some(index) = jobs.iter().position(|job| stored.contains(&job.id) && !repeated.contains(&job.id)) {
+        let reused = |job: &NewJob| stored.contains(&job.id) && !own.contains(&job.id) && !repeated.contains(&job.id);
+        if let Some(index) = jobs.iter().position(reused) {
             return Err(id_reused(jobs[index].id).at_index(index));
         }
 
-        let mut inserted = HashSet::with_capacity(fresh.len());
-        for chunk in chunks(&fresh) {
-            let batch = row::array(chunk.iter().copied().map(NewRow::from)).map_err(failed)?;
-            let rows = query(sql.insert.clone()).bind(self.now()).bind(batch).fetch_all(&mut *connection).await;
-            inserted.extend(rows.map_err(failed)?.iter().map(row::id));
-        }
-        let refused: Vec<_> = fresh.into_iter().filter(|job| !inserted.contains(&job.id)).collect();
+        let refused: Vec<_> = jobs.iter().filter(|job| !stored.contains(&job.id)).collect();
         let mut holders = HashMap::new();
         for chunk in chunks(&refused) {
-            let rows = Self::batch_query(connection, &sql.holders, row::array(chunk.iter().copied().map(KeyRow::from)))
+            let (items, shares) = row::new_jobs(chunk.iter().copied()).map_err(failed)?;
+            let rows = query(sql.holders.clone())
+                .bind(items)
+                .bind(shares)
+                .fetch_all(&mut *connection)
                 .await
                 .map_err(failed)?;
-            holders.extend(items(&rows, chunk).map(|(job, row)| (job.id, row::id(row))));
+            for row in &rows {
+                holders.insert(row.try_get::<Uuid, _>("item").map_err(failed)?, row::id(row));
+            }
         }
 
-        let outcome = |job: &NewJob| {
-            if inserted.remove(&job.id) {
-                stored.insert(job.id);
-                return Ok(Enqueued::New(job.id));
-            }
-            match holders.get(&job.id) {
-                _ if stored.contains(&job.id) => Ok(Enqueued::Existing(job.id)),
-                Some(existing) => Ok(Enqueued::Duplicate { existing: *existing }),
-                None => Err(Error::not_applied(ErrorKind::Permanent, format!("job {} was left out", job.id))),
-            }
+        let outcome = |job: &NewJob| match holders.get(&job.id.as_uuid()) {
+            // Of a job that is in the call twice, the first one.
+            _ if own.remove(&job.id) => Ok(Enqueued::New(job.id)),
+            _ if stored.contains(&job.id) => Ok(Enqueued::Existing(job.id)),
+            Some(existing) => Ok(Enqueued::Duplicate { existing: *existing }),
+            None => Err(Error::not_applied(ErrorKind::Permanent, format!("job {} was left out", job.id))),
         };
         jobs.iter().map(outcome).collect()
     }
@@ -212,11 +241,10 @@ impl Handle {
         updates: &[UpdateRequest],
         lost: Certainty,
     ) -> Result<Vec<Update>> {
-        let batch =
-            row::array(updates.iter().map(UpdateRow::from)).map_err(|error| failed("update", NotApplied, error))?;
+        let (items, shares) = row::updates(updates).map_err(|error| failed("update", NotApplied, error))?;
         // Not `fetch_one`: it leaves the statement before its commit, whose failure nobody would hear of.
-        let rows = query(self.sql.update.clone()).bind(self.now()).bind(batch).fetch_all(&mut *connection).await;
-        let rows = rows.map_err(|error| match is_taken(&error) {
+        let update = query(self.sql.update.clone()).bind(self.now()).bind(items).bind(shares);
+        let rows = update.fetch_all(&mut *connection).await.map_err(|error| match is_taken(&error) {
             true => Error::invalid("update: another active job has the unique key").with_source(error),
             false => failed("update", lost, error),
         })?;
@@ -230,21 +258,15 @@ impl Handle {
         }
         if answers.len() < updates.len() {
             let others = updates.iter().map(|update| update.id).filter(|id| !answers.contains_key(id));
-            let rows = Self::batch_query(connection, &self.sql.executions, row::ids(others)).await;
             let applied = if answers.is_empty() { NotApplied } else { lost };
-            for row in &rows.map_err(|error| failed("update", applied, error).with_certainty(applied))? {
+            let failed = |error| failed("update", applied, error).with_certainty(applied);
+            let ids = row::ids(others).map_err(failed)?;
+            let rows = query(self.sql.executions.clone()).bind(ids).fetch_all(connection).await.map_err(failed)?;
+            for row in &rows {
                 let answer = row::execution(row).map_or_else(Update::Unreadable, Update::Conflict);
                 answers.insert(row::id(row), answer);
             }
         }
         Ok(updates.iter().map(|update| answers.remove(&update.id).unwrap_or(Update::Missing)).collect())
     }
-}
-
-/// The items that rows are about, by the column `item`.
-fn items<'r, 'j>(rows: &'r [SqliteRow], chunk: &[&'j NewJob]) -> impl Iterator<Item = (&'j NewJob, &'r SqliteRow)> {
-    rows.iter().filter_map(|row| {
-        let item = row.try_get::<i64, _>("item").ok()?;
-        Some((*chunk.get(usize::try_from(item).ok()?)?, row))
-    })
 }

@@ -45,6 +45,7 @@ mod sql;
 pub use backend::SqliteBackend;
 pub use config::SqliteOptions;
 pub use config::Synchronous;
+pub use handle::SqliteTransaction;
 pub use setup::Migration;
 pub use setup::migrations;
 

@@ -18,7 +18,6 @@ use queue_core::Name;
 use queue_core::NewJob;
 use queue_core::Patch;
 use queue_core::Priority;
-use queue_core::Revision;
 use queue_core::StaleCursor;
 use queue_core::Timestamp;
 use queue_core::UniqueKey;
@@ -144,7 +143,7 @@ pub(crate) fn ids(ids: impl IntoIterator<Item = JobId>) -> Result<String, sqlx::
 }
 
 /// A time to resolve by the store's clock: `at` if it is given, else now + `after`; neither keeps the column.
-#[derive(Serialize)]
+#[derive(PartialEq, Serialize)]
 struct Due {
     at: Option<Timestamp>,
     after: Option<i64>,
@@ -161,49 +160,67 @@ impl Due {
     }
 }
 
-/// A new job as the statements take it apart.
+/// An item of a batch, and which of the shares it has.
 #[derive(Serialize)]
-pub(crate) struct NewRow<'a> {
+struct Sharing<T> {
+    share: usize,
+    #[serde(flatten)]
+    item: T,
+}
+
+/// A batch as two JSON arrays: the items, and what they share. Neighbours that share everything share one entry.
+fn sharing<T, S>(batch: impl Iterator<Item = (T, S)>) -> Result<(String, String), sqlx::Error>
+where
+    T: Serialize,
+    S: Serialize + PartialEq,
+{
+    let mut shares = Vec::new();
+    let items = batch.map(|(item, share)| {
+        if shares.last() != Some(&share) {
+            shares.push(share);
+        }
+        Sharing { share: shares.len() - 1, item }
+    });
+    Ok((array(items)?, array(shares)?))
+}
+
+/// New jobs for a statement to take apart.
+pub(crate) fn new_jobs<'a>(jobs: impl IntoIterator<Item = &'a NewJob>) -> Result<(String, String), sqlx::Error> {
+    sharing(jobs.into_iter().map(new_job))
+}
+
+/// Updates for a statement to take apart.
+pub(crate) fn updates(updates: &[UpdateRequest]) -> Result<(String, String), sqlx::Error> {
+    sharing(updates.iter().map(update))
+}
+
+/// What is a new job's own.
+#[derive(Serialize)]
+struct NewRow<'a> {
     id: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unique_key: Option<&'a UniqueKey>,
+    payload: &'a Json,
+}
+
+/// What it is likely to share with others.
+#[derive(PartialEq, Serialize)]
+struct NewShare<'a> {
     queue: &'a Name,
     kind: &'a Name,
-    payload: &'a Json,
     priority: Priority,
     max_attempts: NonZeroU32,
-    revision: String,
     #[serde(flatten)]
     due: Due,
-    unique_key: Option<&'a UniqueKey>,
 }
 
-impl<'a> From<&'a NewJob> for NewRow<'a> {
-    fn from(job: &'a NewJob) -> Self {
-        let NewJob { id, queue, kind, payload, priority, max_attempts, available, unique_key } = job;
-        Self {
-            id: hex(id.as_uuid()),
-            queue,
-            kind,
-            payload,
-            priority: *priority,
-            max_attempts: *max_attempts,
-            revision: hex(Revision::random().as_uuid()),
-            due: Due::of(Some(*available)),
-            unique_key: unique_key.as_ref(),
-        }
-    }
-}
-
-/// A new job's key as the statement looks for its holder; a job without one has none.
-#[derive(Serialize)]
-pub(crate) struct KeyRow<'a> {
-    queue: &'a Name,
-    unique_key: Option<&'a UniqueKey>,
-}
-
-impl<'a> From<&'a NewJob> for KeyRow<'a> {
-    fn from(job: &'a NewJob) -> Self {
-        Self { queue: &job.queue, unique_key: job.unique_key.as_ref() }
-    }
+fn new_job(job: &NewJob) -> (NewRow<'_>, NewShare<'_>) {
+    let NewJob { id, queue, kind, payload, priority, max_attempts, available, unique_key } = job;
+    let due = Due::of(Some(*available));
+    (
+        NewRow { id: hex(id.as_uuid()), unique_key: unique_key.as_ref(), payload },
+        NewShare { queue, kind, priority: *priority, max_attempts: *max_attempts, due },
+    )
 }
 
 /// A claim to renew as the statement takes it apart.
@@ -220,22 +237,31 @@ impl<'a> From<&'a Held> for HeldRow<'a> {
     }
 }
 
-/// A compare-and-update as the statement takes it apart. A column that may be kept, cleared or set says which, and has its
-/// new value in another field.
+/// What is a compare-and-update's own.
 #[derive(Serialize)]
-pub(crate) struct UpdateRow<'a> {
+struct UpdateRow<'a> {
     id: String,
+    seen_revision: String,
+    seen_claimed_at: Option<Timestamp>,
+    seen_attempted_at: Option<Timestamp>,
+    seen_expiry: Option<Timestamp>,
+    revision: Option<String>,
+    result_text: Option<&'a Json>,
+    payload: Option<&'a Json>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    failure: Option<FailureRow<'a>>,
+}
+
+/// What it is likely to share with others. A column that may be kept, cleared or set says which, and has its new value in
+/// another field.
+#[derive(PartialEq, Serialize)]
+struct UpdateShare<'a> {
     seen_state: JobState,
     seen_attempt: u32,
     seen_claimed_by: Option<&'a WorkerId>,
-    seen_claimed_at: Option<Timestamp>,
-    seen_attempted_at: Option<Timestamp>,
-    seen_revision: String,
     seen_lease: &'static str,
-    seen_expiry: Option<Timestamp>,
     state: JobState,
     attempt: u32,
-    revision: Option<String>,
     #[serde(flatten)]
     due: Due,
     clear_claim: bool,
@@ -244,10 +270,6 @@ pub(crate) struct UpdateRow<'a> {
     lease: Option<i64>,
     finished_at: &'static str,
     result: &'static str,
-    result_text: Option<&'a Json>,
-    payload: Option<&'a Json>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    failure: Option<FailureRow<'a>>,
 }
 
 /// A [`Failure`] without its time, which the statement adds.
@@ -267,58 +289,45 @@ fn change<T>(change: &Change<T>) -> (&'static str, Option<&T>) {
     }
 }
 
-impl<'a> From<&'a UpdateRequest> for UpdateRow<'a> {
-    fn from(UpdateRequest { id, current, patch }: &'a UpdateRequest) -> Self {
-        // Whole, so that a new field cannot be left out here.
-        let Fingerprint {
-            state: seen_state,
-            attempt: seen_attempt,
-            claimed_by: seen_claimed_by,
-            claimed_at: seen_claimed_at,
-            attempted_at: seen_attempted_at,
-            revision: seen_revision,
-            lease,
-        } = current;
-        let (seen_lease, seen_expiry) = match lease {
-            LeaseMatch::Any => ("any", None),
-            LeaseMatch::Unset => ("unset", None),
-            LeaseMatch::Expired(expiry) => ("expired", Some(*expiry)),
-        };
-        let Patch {
-            revision,
-            state,
-            attempt,
-            available,
-            clear_claim,
-            attempted_at,
-            lease,
-            finished_at,
-            result,
-            failure,
-            payload,
-        } = patch;
-        let (lease_expires_at, lease) = change(lease);
-        let (result, result_text) = change(result);
-        Self {
+fn update(UpdateRequest { id, current, patch }: &UpdateRequest) -> (UpdateRow<'_>, UpdateShare<'_>) {
+    // Whole, so that a new field cannot be left out here.
+    let Fingerprint {
+        state: seen_state,
+        attempt: seen_attempt,
+        claimed_by: seen_claimed_by,
+        claimed_at: seen_claimed_at,
+        attempted_at: seen_attempted_at,
+        revision: seen_revision,
+        lease,
+    } = current;
+    let (seen_lease, seen_expiry) = match lease {
+        LeaseMatch::Any => ("any", None),
+        LeaseMatch::Unset => ("unset", None),
+        LeaseMatch::Expired(expiry) => ("expired", Some(*expiry)),
+    };
+    let Patch {
+        revision,
+        state,
+        attempt,
+        available,
+        clear_claim,
+        attempted_at,
+        lease,
+        finished_at,
+        result,
+        failure,
+        payload,
+    } = patch;
+    let (lease_expires_at, lease) = change(lease);
+    let (result, result_text) = change(result);
+    (
+        UpdateRow {
             id: hex(id.as_uuid()),
-            seen_state: *seen_state,
-            seen_attempt: *seen_attempt,
-            seen_claimed_by: seen_claimed_by.as_ref(),
+            seen_revision: hex(seen_revision.as_uuid()),
             seen_claimed_at: *seen_claimed_at,
             seen_attempted_at: *seen_attempted_at,
-            seen_revision: hex(seen_revision.as_uuid()),
-            seen_lease,
             seen_expiry,
-            state: *state,
-            attempt: *attempt,
             revision: revision.map(|revision| hex(revision.as_uuid())),
-            due: Due::of(*available),
-            clear_claim: *clear_claim,
-            attempted_at: change(attempted_at).0,
-            lease_expires_at,
-            lease: lease.map(|lease: &Lease| lease.as_millis()),
-            finished_at: change(finished_at).0,
-            result,
             result_text,
             payload: payload.as_ref(),
             failure: failure.as_ref().map(|failure| FailureRow {
@@ -327,6 +336,21 @@ impl<'a> From<&'a UpdateRequest> for UpdateRow<'a> {
                 worker: failure.worker.as_ref(),
                 text: failure.text.as_str(),
             }),
-        }
-    }
+        },
+        UpdateShare {
+            seen_state: *seen_state,
+            seen_attempt: *seen_attempt,
+            seen_claimed_by: seen_claimed_by.as_ref(),
+            seen_lease,
+            state: *state,
+            attempt: *attempt,
+            due: Due::of(*available),
+            clear_claim: *clear_claim,
+            attempted_at: change(attempted_at).0,
+            lease_expires_at,
+            lease: lease.map(|lease: &Lease| lease.as_millis()),
+            finished_at: change(finished_at).0,
+            result,
+        },
+    )
 }

@@ -1,8 +1,9 @@
 //! Every statement, as text that is built once per handle.
 //!
 //! Nothing but the table prefix is spliced in, and that has been checked. `?1` is the clock's offset wherever the clock is
-//! read. Ids and revisions travel as hex, since JSON has no bytes; batches travel as one JSON array, so that a text does
-//! not depend on how many rows it is about.
+//! read. Ids and revisions travel as hex, since JSON has no bytes; batches travel as JSON arrays, so that a text does
+//! not depend on how many rows it is about. What the items of a batch are likely to share travels once for all of them,
+//! since every field that is looked up in every item has its price.
 
 use std::sync::Arc;
 
@@ -71,34 +72,34 @@ impl Sql {
             schema: text(format!("SELECT version, oldest_version, oldest_release FROM {schema}")),
             // Changes nothing: it takes the write lock in a transaction that the caller may have begun as a reader.
             lock: text(format!("UPDATE {schema} SET version = version WHERE false")),
+            // `?2` is the call's revision: whether it stored the row itself.
             stored_ids: text(format!(
-                "SELECT id FROM {jobs} INDEXED BY {jobs}_id WHERE id IN (SELECT unhex(value) FROM json_each(?1))"
+                "SELECT id, revision = ?2 AS own FROM {jobs} INDEXED BY {jobs}_id \
+                 WHERE id IN (SELECT unhex(value) FROM json_each(?1))"
             )),
             // Which items are stored with this content. Compared here, so that a row of a newer version, which
             // this one cannot read, is still known again.
             repeated: text(format!(
-                "SELECT e.key AS item FROM {} CROSS JOIN {jobs} AS j INDEXED BY {jobs}_id ON j.id = unhex(e.value ->> 'id') \
-                 WHERE j.queue = e.value ->> 'queue' AND j.kind = e.value ->> 'kind' \
-                   AND j.payload = e.value ->> 'payload' AND j.priority = e.value ->> 'priority' \
-                   AND j.max_attempts = e.value ->> 'max_attempts' AND j.unique_key IS e.value ->> 'unique_key'",
-                batch("?1"),
+                "SELECT j.id FROM {} CROSS JOIN {jobs} AS j INDEXED BY {jobs}_id ON j.id = unhex(e.value ->> 'id') \
+                 WHERE j.queue = e.queue AND j.kind = e.kind AND j.payload = e.value ->> 'payload' \
+                   AND j.priority = e.priority AND j.max_attempts = e.max_attempts \
+                   AND j.unique_key IS e.value ->> 'unique_key'",
+                sharing_batch("?1", "?2", NEW),
             )),
             // An item that is left out has an id or a key that is taken.
             insert: text(format!(
                 "INSERT INTO {jobs} (id, queue, kind, state, priority, attempt, max_attempts, fence, revision, \
                    available_at, created_at, unique_key, payload) \
-                 SELECT unhex(value ->> 'id'), value ->> 'queue', value ->> 'kind', 'waiting', value ->> 'priority', 0, \
-                   value ->> 'max_attempts', 0, unhex(value ->> 'revision'), \
-                   coalesce(value ->> 'at', min({NOW} + (value ->> 'after'), {last})), {NOW}, \
-                   value ->> 'unique_key', value ->> 'payload' \
-                 FROM {} WHERE true ON CONFLICT DO NOTHING RETURNING id",
-                batch("?2"),
+                 SELECT unhex(value ->> 'id'), queue, kind, 'waiting', priority, 0, max_attempts, 0, ?4, \
+                   coalesce(\"at\", min({NOW} + \"after\", {last})), {NOW}, value ->> 'unique_key', value ->> 'payload' \
+                 FROM {} WHERE true ON CONFLICT DO NOTHING",
+                sharing_batch("?2", "?3", NEW),
             )),
             holders: text(format!(
-                "SELECT e.key AS item, j.id FROM {} CROSS JOIN {jobs} AS j \
-                   INDEXED BY {jobs}_unique ON j.queue = e.value ->> 'queue' AND j.unique_key = e.value ->> 'unique_key' \
+                "SELECT unhex(e.value ->> 'id') AS item, j.id FROM {} CROSS JOIN {jobs} AS j \
+                   INDEXED BY {jobs}_unique ON j.queue = e.queue AND j.unique_key = e.value ->> 'unique_key' \
                  WHERE j.state NOT IN {ENDED}",
-                batch("?1"),
+                sharing_batch("?1", "?2", NEW),
             )),
             get: text(format!("SELECT {EXECUTION}, {DATA} FROM {jobs} INDEXED BY {jobs}_id WHERE id = ?1")),
             claim: text(claim(&jobs)),
@@ -174,6 +175,39 @@ fn batch(parameter: &str) -> String {
     format!("(SELECT key, value FROM json_each({parameter}) LIMIT -1) AS e")
 }
 
+/// The fields of [`NewShare`](crate::row::NewShare).
+const NEW: &[&str] = &["queue", "kind", "priority", "max_attempts", "at", "after"];
+
+/// The fields of [`UpdateShare`](crate::row::UpdateShare).
+const UPDATE: &[&str] = &[
+    "seen_state",
+    "seen_attempt",
+    "seen_claimed_by",
+    "seen_lease",
+    "state",
+    "attempt",
+    "at",
+    "after",
+    "clear_claim",
+    "attempted_at",
+    "lease_expires_at",
+    "lease",
+    "finished_at",
+    "result",
+];
+
+/// The items of a batch, each beside the fields that it shares with others.
+fn sharing_batch(items: &str, shares: &str, fields: &[&str]) -> String {
+    let fields: Vec<_> = fields.iter().map(|field| format!("value ->> '{field}' AS \"{field}\"")).collect();
+    format!(
+        "(SELECT e.value, s.* FROM {} CROSS JOIN (SELECT key AS share, {} FROM {} LIMIT -1) AS s \
+           ON s.share = e.value ->> 'share' LIMIT -1) AS e",
+        batch(items),
+        fields.join(", "),
+        batch(shares),
+    )
+}
+
 /// `?2` queue, `?3` kinds, `?4` limit, `?5` 1 to start or 0 to reserve, `?6` revision, `?7` worker, `?8` lease.
 ///
 /// One probe per priority: with one `ORDER BY` over all of them, due jobs would be found behind every future job of a
@@ -199,12 +233,13 @@ fn claim(jobs: &str) -> String {
     )
 }
 
-/// `?2` the batch. The `WHERE` is the fingerprint, the `SET` the patch; see `row` for how they travel. A row that could not be
-/// answered for, because another column of its lifecycle is out of range, is not written either.
+/// `?2` the batch, `?3` what its items share. The `WHERE` is the fingerprint, the `SET` the patch; see `row` for how they
+/// travel. A row that could not be answered for, because another column of its lifecycle is out of range, is not written
+/// either.
 fn update(jobs: &str) -> String {
     let last = Timestamp::MAX.unix_millis();
     let changed = |column: &str, set: &str| {
-        format!("{column} = CASE e.value ->> '{column}' WHEN 'set' THEN {set} WHEN 'keep' THEN j.{column} END")
+        format!("{column} = CASE e.{column} WHEN 'set' THEN {set} WHEN 'keep' THEN j.{column} END")
     };
     // What is no list, by somebody else's hand, must not keep the failure from being recorded. `json_each` passes through
     // a list in its order.
@@ -217,26 +252,26 @@ fn update(jobs: &str) -> String {
         Failure::KEPT,
     );
     format!(
-        "UPDATE {jobs} AS j INDEXED BY {jobs}_id SET state = e.value ->> 'state', attempt = e.value ->> 'attempt', \
+        "UPDATE {jobs} AS j INDEXED BY {jobs}_id SET state = e.state, attempt = e.attempt, \
            revision = coalesce(unhex(e.value ->> 'revision'), j.revision), \
-           available_at = coalesce(e.value ->> 'at', min({NOW} + (e.value ->> 'after'), {last}), j.available_at), \
-           claimed_by = CASE WHEN e.value ->> 'clear_claim' THEN NULL ELSE j.claimed_by END, \
-           claimed_at = CASE WHEN e.value ->> 'clear_claim' THEN NULL ELSE j.claimed_at END, \
+           available_at = coalesce(e.\"at\", min({NOW} + e.\"after\", {last}), j.available_at), \
+           claimed_by = CASE WHEN e.clear_claim THEN NULL ELSE j.claimed_by END, \
+           claimed_at = CASE WHEN e.clear_claim THEN NULL ELSE j.claimed_at END, \
            {}, {}, {}, {}, payload = coalesce(e.value ->> 'payload', j.payload), errors = {errors} \
          FROM {} \
-         WHERE {FEW} AND j.id = unhex(e.value ->> 'id') AND j.state = e.value ->> 'seen_state' \
-           AND j.attempt = e.value ->> 'seen_attempt' AND j.claimed_by IS e.value ->> 'seen_claimed_by' \
+         WHERE {FEW} AND j.id = unhex(e.value ->> 'id') AND j.state = e.seen_state \
+           AND j.attempt = e.seen_attempt AND j.claimed_by IS e.seen_claimed_by \
            AND j.claimed_at IS e.value ->> 'seen_claimed_at' AND j.attempted_at IS e.value ->> 'seen_attempted_at' \
            AND j.revision = unhex(e.value ->> 'seen_revision') \
            AND j.fence >= 0 AND j.max_attempts BETWEEN 1 AND {} \
-           AND CASE e.value ->> 'seen_lease' WHEN 'any' THEN true WHEN 'unset' THEN j.lease_expires_at IS NULL \
+           AND CASE e.seen_lease WHEN 'any' THEN true WHEN 'unset' THEN j.lease_expires_at IS NULL \
                ELSE j.lease_expires_at = e.value ->> 'seen_expiry' AND j.lease_expires_at <= {NOW} END \
          RETURNING {EXECUTION}",
         changed("attempted_at", NOW),
-        changed("lease_expires_at", &format!("min({NOW} + (e.value ->> 'lease'), {last})")),
+        changed("lease_expires_at", &format!("min({NOW} + e.lease, {last})")),
         changed("finished_at", NOW),
         changed("result", "e.value ->> 'result_text'"),
-        batch("?2"),
+        sharing_batch("?2", "?3", UPDATE),
         u32::MAX,
     )
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::future::pending;
+use std::ops::DerefMut;
 
 use async_trait::async_trait;
 
@@ -248,6 +249,19 @@ pub trait Inspect: Backend {
 pub trait Transactional: Backend {
     /// What the caller's transaction runs on, such as the database driver's connection or session.
     type Connection: Send;
+
+    /// A transaction on a connection of the backend's; what runs in it runs on what it points to. Dropped unfinished, at any await,
+    /// it leaves nothing behind.
+    type Transaction: DerefMut<Target = Self::Connection> + Send;
+
+    /// Begins a transaction, at READ COMMITTED where the store has such levels.
+    async fn begin(&self) -> Result<Self::Transaction>;
+
+    /// Commits it. An error of certainty [`NotApplied`](crate::Certainty::NotApplied) says that nothing of it was kept.
+    ///
+    /// Not every store tells that it had undone the transaction before, because of an error that nobody heeded: roll back, by
+    /// dropping it, after any error.
+    async fn commit(&self, transaction: Self::Transaction) -> Result<()>;
 
     /// [`Backend::enqueue`] in the caller's transaction. A duplicate is an outcome there too, and leaves
     /// the transaction usable. (group `transaction`)

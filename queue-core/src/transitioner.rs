@@ -8,6 +8,7 @@ use crate::Execution;
 use crate::IllegalTransition;
 use crate::JobId;
 use crate::Revision;
+use crate::Transactional;
 use crate::Transition;
 use crate::Update;
 use crate::UpdateRequest;
@@ -215,6 +216,24 @@ impl<'a, B: Backend + ?Sized> Transitioner<'a, B> {
         let answer = self.backend.update_if_current(*id, current, patch).await;
         decision.may_have_applied = before;
         answer
+    }
+
+    /// Submits a decision in the caller's transaction: it holds if that commits. After any error, a conflict too, roll back.
+    ///
+    /// # Errors
+    ///
+    /// As [`submit`](Self::submit).
+    pub async fn submit_in(
+        &self,
+        connection: &mut B::Connection,
+        decision: &mut Decision,
+    ) -> Result<Settled, TransitionError>
+    where
+        B: Transactional,
+    {
+        let UpdateRequest { id, current, patch } = &decision.request;
+        let answer = self.backend.update_if_current_in(connection, *id, current, patch).await;
+        decision.judge(answer)
     }
 
     /// Submits many decisions in one call of the store, answered in order.

@@ -10,12 +10,15 @@ use queue_core::Inspect;
 use queue_core::JobId;
 use queue_core::Json;
 use queue_core::Name;
+use queue_core::Transactional;
 use queue_core::Transition;
 use queue_core::Transitioner;
 use serde::Serialize;
 
 use super::cancel::CancelToken;
+use super::completion::JobTransaction;
 use super::held::Claim;
+use crate::Queue;
 use crate::QueueError;
 
 /// What a handler knows of its execution. Clones are of the same execution.
@@ -86,6 +89,21 @@ impl JobContext {
     /// Fires when the handler should end.
     pub fn cancel_token(&self) -> &CancelToken {
         &self.token
+    }
+
+    /// Begins a transaction of the queue's store in which the handler writes what is the application's, and then completes the job:
+    /// both are there, or neither. See [`JobTransaction`].
+    ///
+    /// # Errors
+    ///
+    /// A failure of the store.
+    pub async fn begin<B: Transactional + ?Sized>(
+        &self,
+        queue: &Queue<B>,
+    ) -> Result<JobTransaction<'_, B>, QueueError> {
+        let backend = Arc::clone(queue.backend());
+        let transaction = backend.begin().await?;
+        Ok(JobTransaction::new(self, backend, transaction))
     }
 
     /// Stores how far the work is, for operators to see: as the result of the job, which it is until the job ends or is given

@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::MutexGuard;
-use std::sync::OnceLock;
 use std::sync::PoisonError;
 use std::time::Duration;
 
@@ -29,7 +28,16 @@ pub(super) struct Claim {
     held: Held,
     cancel: CancelSource,
     deadline: Mutex<Instant>,
-    settling: OnceLock<Instant>,
+    settling: Mutex<Settling>,
+}
+
+/// Whether a claim has an outcome.
+#[derive(Clone, Copy, Debug)]
+enum Settling {
+    Not,
+    Since(Instant),
+    /// By its handler, in a transaction of its own.
+    Recorded,
 }
 
 impl Claim {
@@ -40,7 +48,7 @@ impl Claim {
             execution,
             cancel: CancelSource::default(),
             deadline: Mutex::new(deadline),
-            settling: OnceLock::new(),
+            settling: Mutex::new(Settling::Not),
         }))
     }
 
@@ -71,7 +79,29 @@ impl Claim {
 
     /// Whether the caller is the one to settle the claim: the first to ask is.
     pub(super) fn begin_settle(&self) -> bool {
-        self.settling.set(Instant::now()).is_ok()
+        let mut settling = lock(&self.settling);
+        let is_first = matches!(*settling, Settling::Not);
+        if is_first {
+            *settling = Settling::Since(Instant::now());
+        }
+        is_first
+    }
+
+    /// The outcome was not recorded: another one may be offered.
+    pub(super) fn cancel_settle(&self) {
+        let mut settling = lock(&self.settling);
+        if matches!(*settling, Settling::Since(_)) {
+            *settling = Settling::Not;
+        }
+    }
+
+    /// The handler has recorded the outcome.
+    pub(super) fn recorded(&self) {
+        *lock(&self.settling) = Settling::Recorded;
+    }
+
+    pub(super) fn is_recorded(&self) -> bool {
+        matches!(*lock(&self.settling), Settling::Recorded)
     }
 
     /// Whether heartbeats go on: an outcome that cannot be recorded is covered for so long.
@@ -81,7 +111,12 @@ impl Claim {
 
     /// For how long the outcome has been pending; `None` while there is none.
     pub(super) fn settling_for(&self) -> Option<Duration> {
-        self.settling.get().map(Instant::elapsed)
+        match *lock(&self.settling) {
+            Settling::Not => None,
+            Settling::Since(since) => Some(since.elapsed()),
+            // Its lease has gone with it.
+            Settling::Recorded => Some(Duration::MAX),
+        }
     }
 }
 

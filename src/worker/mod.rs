@@ -2,6 +2,7 @@
 
 mod builder;
 mod cancel;
+mod completion;
 mod context;
 mod fetch;
 mod handler;
@@ -39,6 +40,7 @@ use tokio::time::Instant;
 pub use builder::WorkerBuilder;
 pub use cancel::CancelReason;
 pub use cancel::CancelToken;
+pub use completion::JobTransaction;
 pub use context::JobContext;
 pub use kind::KindOptions;
 pub use layer::Next;
@@ -139,6 +141,9 @@ impl Worker {
                 claim.cancel(reason);
             }
             let transition = run::attempt(shared, &claim, job).await;
+            if claim.is_recorded() {
+                continue;
+            }
             Transitioner::new(&*shared.backend).apply(claim.execution(), &transition).await?;
         }
         Ok(())

@@ -57,6 +57,11 @@ pub(super) async fn job(
         return;
     }
     let transition = attempt(&shared, &claim, job).await;
+    if claim.is_recorded() {
+        shared.held.remove(&claim);
+        shared.count(Counted::Completed, 1);
+        return;
+    }
     if let Some(pending) = Pending::new(&shared, claim, &transition) {
         room.send(pending);
     }

@@ -2,6 +2,9 @@
 
 mod build;
 mod common;
+mod completion;
+#[cfg(any(feature = "postgres", feature = "mysql", feature = "mongo"))]
+mod completion_on_servers;
 mod faults;
 mod kinds;
 mod lease;

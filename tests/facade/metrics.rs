@@ -78,7 +78,10 @@ fn a_worker_counts_its_jobs_and_measures_their_times() {
             let bad = queue.enqueue(&Add { a: 0, b: 0 }).await.expect("stored").id();
             let handler = async |_: JobContext, add: Add| match add.a {
                 0 => Err(NotDone::fail("nothing to add")),
-                _ => Ok(tokio::time::sleep(std::time::Duration::from_secs(45)).await),
+                _ => {
+                    tokio::time::sleep(std::time::Duration::from_secs(45)).await;
+                    Ok(())
+                }
             };
             let builder = Worker::builder(&queue).lease(store.lease).register(handler);
             let running = Running::start(builder.build().expect("a worker"));

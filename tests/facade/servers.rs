@@ -7,17 +7,27 @@ use fenced_queue::contract::Inspect;
 
 use crate::common::Store;
 
-/// Runs a scenario on the server that `TEST_{NAME}_URL` points to.
-pub(crate) async fn run<F: Future<Output = ()>>(name: &str, scenario: impl FnOnce(Arc<Store>) -> F) {
+/// Where the server is; none if it was excluded by name.
+pub(crate) fn url(name: &str) -> Option<String> {
     let without = std::env::var("TEST_WITHOUT").unwrap_or_default();
     if without.split(',').any(|excluded| excluded == name) {
         println!("{name}: EXCLUDED by TEST_WITHOUT");
-        return;
+        return None;
     }
     let variable = format!("TEST_{}_URL", name.to_uppercase());
-    let url = std::env::var(&variable)
-        .unwrap_or_else(|_| panic!("{variable} is not set: scripts/test.sh starts the servers and sets it"));
-    let own = format!("facade_{}", uuid::Uuid::new_v4().simple())[..30].to_owned();
+    let url = std::env::var(&variable);
+    Some(url.unwrap_or_else(|_| panic!("{variable} is not set: scripts/test.sh starts the servers and sets it")))
+}
+
+/// A name for tables of one test.
+pub(crate) fn own_name() -> String {
+    format!("facade_{}", uuid::Uuid::new_v4().simple())[..30].to_owned()
+}
+
+/// Runs a scenario on the server that `TEST_{NAME}_URL` points to.
+pub(crate) async fn run<F: Future<Output = ()>>(name: &str, scenario: impl FnOnce(Arc<Store>) -> F) {
+    let Some(url) = url(name) else { return };
+    let own = own_name();
     let backend = open(name, &url, &own).await;
     backend.migrate().await.expect("migrates");
     let scenario = scenario(Store::on_a_server(backend));
@@ -50,7 +60,7 @@ async fn open(name: &str, url: &str, own: &str) -> Arc<dyn Inspect> {
     }
 }
 
-async fn discard(name: &str, url: &str, own: &str) {
+pub(crate) async fn discard(name: &str, url: &str, own: &str) {
     match name {
         #[cfg(feature = "postgres")]
         "postgres" => {

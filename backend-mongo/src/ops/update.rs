@@ -1,5 +1,7 @@
 //! Compare-and-updates.
 
+use std::collections::HashMap;
+
 use mongodb::bson::Bson;
 use mongodb::bson::Document;
 use mongodb::bson::doc;
@@ -10,27 +12,30 @@ use queue_core::JobId;
 use queue_core::LeaseMatch;
 use queue_core::NewFailure;
 use queue_core::Patch;
+use queue_core::Revision;
 use queue_core::UpdateRequest;
+use queue_core::When;
 use queue_core::WorkerId;
 
+use super::BATCH;
 use super::Ops;
-use super::due;
 use super::execution;
 use super::id;
 use super::literal;
+use super::millis;
+use super::no_later;
 use super::now;
 use super::text;
 use super::until;
 use crate::row::binary;
 use crate::row::date;
 
-/// The row that a decision was based on, whatever its lease. What could not be answered for afterwards, because it is out of
-/// range where the fingerprint does not look, is not written either.
-fn as_seen(of: JobId, seen: &Fingerprint) -> Document {
+/// A row that a decision was based on, but for its id. What could not be answered for afterwards, because it is out of range
+/// where the fingerprint does not look, is not written either.
+fn as_seen(seen: &Fingerprint, offset: i64) -> Document {
     // Whole, so that a new field cannot be left out here.
     let Fingerprint { state, attempt, claimed_by, claimed_at, attempted_at, revision, lease } = seen;
     let mut filter = doc! {
-        "_id": id(of),
         "state": state.as_str(),
         "attempt": i64::from(*attempt),
         "claimed_by": text(claimed_by.as_ref().map(WorkerId::as_str)),
@@ -42,23 +47,19 @@ fn as_seen(of: JobId, seen: &Fingerprint) -> Document {
     };
     match lease {
         LeaseMatch::Any => {}
-        LeaseMatch::Expired(expiry) => drop(filter.insert("lease_expires_at", date(*expiry))),
+        LeaseMatch::Expired(expiry) => {
+            filter.insert("lease_expires_at", date(*expiry));
+            filter.insert("$expr", doc! { "$lte": [date(*expiry), now(offset)] });
+        }
         LeaseMatch::Unset => drop(filter.insert("lease_expires_at", Bson::Null)),
     }
     filter
 }
 
-/// Whether the lease that was seen has run out, for decisions that ask.
-fn has_expired(seen: &Fingerprint, offset: i64) -> Option<Document> {
-    match seen.lease {
-        LeaseMatch::Expired(expiry) => Some(doc! { "$lte": [date(expiry), now(offset)] }),
-        LeaseMatch::Any | LeaseMatch::Unset => None,
-    }
-}
-
-/// The fields that a patch sets. The key is in the unique index while the job is active, and in a state that a newer version
-/// added it is whatever that version says.
-fn changes(patch: &Patch, offset: i64) -> Document {
+/// The fields that a patch sets, each with its expression. What differs from job to job in the same move, `value` puts into
+/// words. The key is in the unique index while the job is active, and in a state that a newer version added it is whatever
+/// that version says.
+fn changes(patch: &Patch, offset: i64, mut value: impl FnMut(&'static str, Bson) -> Bson) -> Document {
     use Change::*;
 
     // Whole, so that a new field cannot be left out here.
@@ -78,10 +79,15 @@ fn changes(patch: &Patch, offset: i64) -> Document {
     let key = if state.is_active() { doc! { "$ifNull": ["$unique_key", null] }.into() } else { literal(Bson::Null) };
     let mut set = doc! { "state": literal(state.as_str()), "attempt": literal(i64::from(*attempt)), "active_key": key };
     if let Some(revision) = revision {
-        set.insert("revision", literal(binary(revision.as_uuid())));
+        set.insert("revision", value("revision", binary(revision.as_uuid())));
     }
     if let Some(when) = available {
-        set.insert("available_at", due(offset, *when));
+        let due = match *when {
+            When::Now => now(offset),
+            When::After(delay) => no_later(value("available_at", millis(offset, delay.as_millis()))),
+            When::At(instant) => value("available_at", date(instant)),
+        };
+        set.insert("available_at", due);
     }
     if *clear_claim {
         set.insert("claimed_by", literal(Bson::Null));
@@ -108,59 +114,95 @@ fn changes(patch: &Patch, offset: i64) -> Document {
         match result {
             Keep => None,
             Clear => Some(literal(Bson::Null)),
-            Set(result) => Some(literal(result.as_str())),
+            Set(result) => Some(value("result", result.as_str().into())),
         },
     );
-    change("payload", payload.as_ref().map(|payload| literal(payload.as_str())));
-    change("errors", failure.as_ref().map(|failure| with_failure(failure, offset).into()));
+    change("payload", payload.as_ref().map(|payload| value("payload", payload.as_str().into())));
+    change("errors", failure.as_ref().map(|failure| with_failure(value("failure", new_failure(failure)), offset)));
     set
 }
 
-/// The failures with another one. What is no list, by somebody else's hand, must not keep it from being recorded.
-fn with_failure(failure: &NewFailure, offset: i64) -> Document {
+/// A failure, but for its time.
+fn new_failure(failure: &NewFailure) -> Bson {
     let NewFailure { attempt, fence, worker, text: reason } = failure;
-    let kept = i64::try_from(Failure::KEPT).unwrap_or(i64::MAX);
-    let new = doc! {
+    let failure = doc! {
         "attempt": i64::from(*attempt),
         "fence": i64::try_from(*fence).unwrap_or(i64::MAX),
         "worker": text(worker.as_ref().map(WorkerId::as_str)),
         "text": reason.as_str(),
     };
-    let new = doc! { "$mergeObjects": [literal(new), { "at": now(offset) }] };
+    failure.into()
+}
+
+/// The failures with another one. What is no list, by somebody else's hand, must not keep it from being recorded.
+fn with_failure(new: Bson, offset: i64) -> Bson {
+    let kept = i64::try_from(Failure::KEPT).unwrap_or(i64::MAX);
+    let new = doc! { "$mergeObjects": [new, { "at": now(offset) }] };
     let old = doc! { "$cond": [{ "$isArray": "$errors" }, "$errors", []] };
-    doc! { "$slice": [{ "$concatArrays": [old, [new]] }, Bson::Int64(-kept)] }
+    doc! { "$slice": [{ "$concatArrays": [old, [new]] }, Bson::Int64(-kept)] }.into()
+}
+
+/// Jobs of a batch that were seen alike, but for their ids, and change alike, but for the values.
+struct Alike {
+    seen: Document,
+    set: Document,
+    ids: Vec<Bson>,
+    values: Vec<Bson>,
+}
+
+impl Alike {
+    /// Their statement. Each row is compared and written by itself, with the values that stand where its id stands.
+    fn item(self, mark: &Bson) -> Document {
+        let Self { mut seen, mut set, ids, values } = self;
+        // Of a list that is a literal the server makes an index of its own.
+        let place = doc! { "$indexOfArray": [literal(ids.clone()), "$_id"] };
+        let values = doc! { "values": { "$arrayElemAt": [literal(values), place] } };
+        seen.insert("_id", doc! { "$in": ids });
+        set.insert(BATCH, mark);
+        let written = doc! { "$let": { "vars": values, "in": { "$mergeObjects": ["$$ROOT", set] } } };
+        doc! { "q": seen, "u": [{ "$replaceWith": written }], "multi": true, "hint": "_id_" }
+    }
 }
 
 impl Ops {
     /// A compare-and-update, that answers with the row as it then is.
     pub(crate) fn update(&self, of: JobId, current: &Fingerprint, patch: &Patch, offset: i64) -> Document {
-        let mut query = as_seen(of, current);
-        if let Some(expired) = has_expired(current, offset) {
-            query.insert("$expr", expired);
-        }
-        let update = [doc! { "$set": changes(patch, offset) }];
+        let mut query = as_seen(current, offset);
+        query.insert("_id", id(of));
+        let update = [doc! { "$set": changes(patch, offset, |_, value| literal(value)) }];
         doc! {
             "findAndModify": &self.jobs, "query": query, "hint": "_id_", "update": update.to_vec(), "new": true,
             "fields": execution(),
         }
     }
 
-    /// Many compare-and-updates, of which each that does not match is answered with an error of its own.
+    /// Many compare-and-updates of different jobs, which leave this mark in the rows that matched: MongoDB says how many
+    /// matched, and not which. The revision alone would not tell a row that this call wrote from one that the same decision,
+    /// submitted before, had written.
     ///
-    /// MongoDB says how many items of a batch matched, and not which. So each item is an upsert that cannot insert: where no
-    /// row matches, its pipeline is run on what the filter says of the row, meets that there is no queue, and fails; and so
-    /// it does if a lease has not run out, which the filter of an upsert may not ask. An item without an error has matched,
-    /// for certain, and was written in the same step, whatever has become of the row since.
-    pub(crate) fn update_many(&self, updates: &[UpdateRequest], offset: i64) -> Document {
-        let item = |UpdateRequest { id: of, current, patch }: &UpdateRequest| {
-            let mut set = changes(patch, offset);
-            let mut seen = vec![doc! { "$ne": [{ "$type": "$queue" }, "missing"] }];
-            seen.extend(has_expired(current, offset));
-            // Not a constant, which would be computed when the command is parsed.
-            let fails = doc! { "$toInt": { "$concat": ["not as seen: ", "$state"] } };
-            set.insert("state", doc! { "$cond": [{ "$and": seen }, literal(patch.state.as_str()), fails] });
-            doc! { "q": as_seen(*of, current), "u": [{ "$set": set }], "upsert": true, "hint": "_id_" }
-        };
-        doc! { "update": &self.jobs, "updates": updates.iter().map(item).collect::<Vec<_>>(), "ordered": false }
+    /// A statement costs the server three times what a row costs it. So those that were claimed together and end alike share
+    /// one.
+    pub(crate) fn update_many(&self, updates: &[UpdateRequest], mark: Revision, offset: i64) -> Document {
+        // By revision, since hardly any two of one revision differ otherwise.
+        let mut groups = HashMap::<_, Vec<Alike>>::new();
+        for UpdateRequest { id: of, current, patch } in updates {
+            let mut values = Document::new();
+            let set = changes(patch, offset, |field, value| {
+                values.insert(field, value);
+                format!("$$values.{field}").into()
+            });
+            let seen = as_seen(current, offset);
+            let groups = groups.entry(current.revision).or_default();
+            let place = groups.iter().position(|group| group.seen == seen && group.set == set);
+            let place = place.unwrap_or_else(|| {
+                groups.push(Alike { seen, set, ids: Vec::new(), values: Vec::new() });
+                groups.len() - 1
+            });
+            groups[place].ids.push(id(*of));
+            groups[place].values.push(values.into());
+        }
+        let mark = literal(binary(mark.as_uuid()));
+        let updates: Vec<_> = groups.into_values().flatten().map(|group| group.item(&mark)).collect();
+        doc! { "update": &self.jobs, "updates": updates, "ordered": false }
     }
 }
