@@ -255,3 +255,63 @@ async fn a_final_refusal_after_a_lost_answer_is_not_repeated() {
     let report = running.stop().await;
     assert_eq!((report.unrecorded, store.calls(Op::Update)), (1, 2));
 }
+
+/// A handler that blocks its thread, on a runtime of so many threads; another worker is elsewhere. Answers with the job and the
+/// worker's report.
+fn block_a_thread(threads: usize) -> (Job, Report) {
+    let lease = Duration::from_millis(800);
+    let backend = MemoryBackend::new();
+    let queue = Queue::new(backend.clone());
+    let mut runtime = match threads {
+        1 => tokio::runtime::Builder::new_current_thread(),
+        _ => tokio::runtime::Builder::new_multi_thread(),
+    };
+    let runtime = runtime.worker_threads(threads).enable_all().build().expect("a runtime");
+    let (started, has_started) = std::sync::mpsc::channel();
+    let blocks = {
+        move |context: JobContext, _: Add| {
+            let first = context.fence() == 1;
+            let _ = started.send(());
+            async move {
+                if first {
+                    std::thread::sleep(lease * 3);
+                }
+                Ok(first)
+            }
+        }
+    };
+    let id = runtime.block_on(async { queue.enqueue(&ADD).await.expect("stored").id() });
+    let elsewhere = std::thread::spawn({
+        let queue = queue.clone();
+        move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            has_started.recv().expect("the first one begins");
+            let handler = async |_: JobContext, _: Add| Ok(false);
+            let worker = Worker::builder(&queue).lease(lease).register(handler).build().expect("a worker");
+            runtime.block_on(worker.run_until(queue.ended(id)))
+        }
+    });
+    let worker = Worker::builder(&queue).lease(lease).register(blocks).build().expect("a worker");
+    let report = runtime.block_on(async {
+        // On a task, where a runtime of several threads has another one for the heartbeats.
+        let queue = queue.clone();
+        tokio::spawn(worker.run_until(async move { queue.ended(id).await })).await.expect("no panic")
+    });
+    elsewhere.join().expect("no panic");
+    let job = runtime.block_on(async { queue.get(id).await.expect("readable").expect("there") });
+    (job, report)
+}
+
+#[test]
+fn a_handler_that_blocks_the_only_thread_loses_its_job() {
+    let (job, report) = block_a_thread(1);
+    assert_eq!((job.execution.fence, job.result.expect("a result").as_str()), (2, "false"), "another worker ran it");
+    assert_eq!((report.completed, report.conflicts), (0, 1), "its outcome is refused");
+}
+
+#[test]
+fn a_handler_that_blocks_one_of_several_threads_keeps_its_job() {
+    let (job, report) = block_a_thread(2);
+    assert_eq!((job.execution.fence, job.result.expect("a result").as_str()), (1, "true"));
+    assert_eq!((report.completed, report.lost), (1, 0));
+}
