@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Measures the stores: see benches/stores/main.rs. Arguments are handed on; --help lists them.
 #
-#   scripts/bench.sh [--stores NAME,NAME..] [--quick] [--no-growth | --only-growth]
+#   scripts/bench.sh [--stores NAME,NAME..] [--quick] [--only calls|growth|worker] [--drain JOBS]
 #
 # Starts the servers as scripts/test.sh does, and stops those that it started.
 set -euo pipefail

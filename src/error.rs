@@ -116,6 +116,14 @@ pub enum BuildError {
         /// The most that is allowed.
         max: usize,
     },
+    /// More reserved jobs than a worker admits.
+    #[error("a prefetch of {value} is above {max}")]
+    Prefetch {
+        /// What was asked for.
+        value: usize,
+        /// The most that is allowed.
+        max: usize,
+    },
     /// A lease would run out after two lost heartbeats.
     #[error("a heartbeat every {heartbeat:?} is too slow for a lease of {lease:?}: at most a third of it is allowed")]
     Heartbeat {

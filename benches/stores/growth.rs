@@ -64,10 +64,10 @@ async fn put(handle: &Arc<dyn Inspect>, floor: &mut dyn Floor, front: Front, cou
         };
         handle.enqueue(&batch).await?;
     }
-    match front {
-        Front::Finished => floor.end_everything().await,
-        Front::Future => Ok(()),
+    if matches!(front, Front::Finished) {
+        floor.end_everything().await?;
     }
+    floor.rest().await
 }
 
 /// The median time of a claim, in microseconds.

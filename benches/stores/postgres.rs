@@ -133,8 +133,12 @@ impl Floor for PostgresFloor {
         let text =
             format!("UPDATE {} SET state = 'completed', finished_at = {NOW} WHERE state <> 'completed'", self.jobs);
         query(AssertSqlSafe(text)).execute(&mut self.connection).await?;
-        // As a server in use would be: dead rows are behind it, statistics are there.
+        Ok(())
+    }
+
+    async fn rest(&mut self) -> Result<()> {
         query(AssertSqlSafe(format!("VACUUM ANALYZE {}", self.jobs))).execute(&mut self.connection).await?;
+        query("CHECKPOINT").execute(&mut self.connection).await?;
         Ok(())
     }
 

@@ -15,6 +15,7 @@ use queue_core::JobId;
 use queue_core::LazyBackend;
 use queue_core::NewJob;
 use queue_core::Patch;
+use queue_core::Transactional;
 use queue_core::Update;
 
 /// Whatever goes wrong in a harness; it fails the case with this text.
@@ -158,6 +159,52 @@ pub trait CallerTransaction: Send {
 
     /// Rolls it back.
     async fn roll_back(self: Box<Self>) -> Result<(), BoxError>;
+}
+
+/// A transaction that the backend itself begins and commits, for [`Store::begin`]: the cases of the group `transaction` check
+/// [`Transactional::begin`] and [`Transactional::commit`] then. A harness that has the application's own transactions too offers those in
+/// another variant.
+pub struct OwnTransaction<B: Transactional> {
+    backend: B,
+    transaction: B::Transaction,
+}
+
+impl<B: Transactional + 'static> OwnTransaction<B> {
+    /// Begins one.
+    ///
+    /// # Errors
+    ///
+    /// Whatever the backend says.
+    pub async fn begin(backend: B) -> Result<Box<dyn CallerTransaction>, BoxError> {
+        let transaction = backend.begin().await?;
+        Ok(Box::new(Self { backend, transaction }))
+    }
+}
+
+impl<B: Transactional> fmt::Debug for OwnTransaction<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OwnTransaction").finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl<B: Transactional> CallerTransaction for OwnTransaction<B> {
+    async fn enqueue(&mut self, jobs: &[NewJob]) -> queue_core::Result<Vec<Enqueued>> {
+        self.backend.enqueue_in(&mut self.transaction, jobs).await
+    }
+
+    async fn update(&mut self, id: JobId, current: &Fingerprint, patch: &Patch) -> queue_core::Result<Update> {
+        self.backend.update_if_current_in(&mut self.transaction, id, current, patch).await
+    }
+
+    async fn commit(self: Box<Self>) -> Result<(), BoxError> {
+        Ok(self.backend.commit(self.transaction).await?)
+    }
+
+    async fn roll_back(self: Box<Self>) -> Result<(), BoxError> {
+        drop(self.transaction);
+        Ok(())
+    }
 }
 
 /// The stores of another harness, every handle behind a [`LazyBackend`]: proves that it passes every call on.

@@ -45,6 +45,7 @@ pub use harness::Harness;
 pub use harness::Hold;
 pub use harness::Hook;
 pub use harness::Lazily;
+pub use harness::OwnTransaction;
 pub use harness::Scope;
 pub use harness::Store;
 pub use memory::MemoryHarness;

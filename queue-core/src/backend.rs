@@ -254,10 +254,10 @@ pub trait Transactional: Backend {
     /// it leaves nothing behind.
     type Transaction: DerefMut<Target = Self::Connection> + Send;
 
-    /// Begins a transaction, at READ COMMITTED where the store has such levels.
+    /// Begins a transaction, at READ COMMITTED where the store has such levels. (group `transaction`)
     async fn begin(&self) -> Result<Self::Transaction>;
 
-    /// Commits it. An error of certainty [`NotApplied`](crate::Certainty::NotApplied) says that nothing of it was kept.
+    /// Commits it. (group `transaction`) An error of certainty [`NotApplied`](crate::Certainty::NotApplied) says that nothing of it was kept.
     ///
     /// Not every store tells that it had undone the transaction before, because of an error that nobody heeded: roll back, by
     /// dropping it, after any error.

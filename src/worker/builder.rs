@@ -41,6 +41,7 @@ pub struct WorkerBuilder {
     handlers: Vec<(&'static str, Registered)>,
     layers: Vec<Layer>,
     concurrency: usize,
+    prefetch: usize,
     lease: Duration,
     heartbeat: Option<Duration>,
     poll: Duration,
@@ -55,6 +56,7 @@ pub(super) struct Config {
     pub(super) name: Name,
     /// Each with how many of its handlers run at once.
     pub(super) queues: Vec<(Name, usize)>,
+    pub(super) prefetch: usize,
     pub(super) lease: Lease,
     pub(super) heartbeat: Duration,
     pub(super) poll: Duration,
@@ -74,6 +76,7 @@ impl WorkerBuilder {
             handlers: Vec::new(),
             layers: Vec::new(),
             concurrency: 10,
+            prefetch: 0,
             lease: Duration::from_secs(30),
             heartbeat: None,
             poll: Duration::from_secs(1),
@@ -107,6 +110,15 @@ impl WorkerBuilder {
     /// How many handlers of one queue run at once, where that was not said with the queue; 10 by default.
     pub fn concurrency(mut self, handlers: usize) -> Self {
         self.concurrency = handlers;
+        self
+    }
+
+    /// How many jobs of each queue are reserved ahead of free handlers, so that none waits for a claim; none by default.
+    ///
+    /// They are held, renewed and given back like those that run, and other workers do not get them meanwhile: for many short jobs, not
+    /// for few long ones. Their start is one more write, made for many at once.
+    pub fn prefetch(mut self, jobs: usize) -> Self {
+        self.prefetch = jobs;
         self
     }
 
@@ -222,9 +234,13 @@ impl WorkerBuilder {
                 return Err(BuildError::Zero { what });
             }
         }
+        if self.prefetch > MAX_CONCURRENCY {
+            return Err(BuildError::Prefetch { value: self.prefetch, max: MAX_CONCURRENCY });
+        }
         let config = Config {
             name: self.name.parse().map_err(invalid("worker name"))?,
             queues: queues(self.queues, self.default_queues, self.concurrency)?,
+            prefetch: self.prefetch,
             lease,
             heartbeat,
             poll: self.poll,

@@ -15,7 +15,6 @@ use queue_core::Transitioner;
 use serde::Serialize;
 
 use super::JobContext;
-use super::held::Claim;
 use crate::QueueError;
 
 /// A transaction in which a handler writes what is the application's and completes its job; made by [`JobContext::begin`].
@@ -51,15 +50,6 @@ pub struct JobTransaction<'c, B: Transactional + ?Sized> {
     transaction: B::Transaction,
 }
 
-/// As long as an outcome is under way nobody else offers one; if that is given up, they may.
-struct UnderWay<'c>(&'c Claim);
-
-impl Drop for UnderWay<'_> {
-    fn drop(&mut self) {
-        self.0.cancel_settle();
-    }
-}
-
 impl<'c, B: Transactional + ?Sized> JobTransaction<'c, B> {
     pub(super) fn new(context: &'c JobContext, backend: Arc<B>, transaction: B::Transaction) -> Self {
         Self { context, backend, transaction }
@@ -79,10 +69,10 @@ impl<'c, B: Transactional + ?Sized> JobTransaction<'c, B> {
         let Self { context, backend, mut transaction } = self;
         let result = Some(Json::encode(value).map_err(QueueError::invalid("result"))?);
         let mut decision = Decision::new(context.execution(), &Transition::Complete { result })?;
-        if !context.claim.begin_settle() {
+        // As long as this is under way nobody else offers an outcome; if it is given up, they may.
+        let Some(_under_way) = context.claim.begin_write() else {
             return Err(QueueError::Settled { id: context.id() });
-        }
-        let under_way = UnderWay(&context.claim);
+        };
         Transitioner::new(&*backend).submit_in(&mut transaction, &mut decision).await?;
         if let Err(error) = backend.commit(transaction).await {
             if error.certainty() == Certainty::NotApplied {
@@ -93,7 +83,6 @@ impl<'c, B: Transactional + ?Sized> JobTransaction<'c, B> {
             }
         }
         context.claim.recorded();
-        drop(under_way);
         Ok(())
     }
 }

@@ -10,9 +10,11 @@ use queue_core::ClaimRequest;
 use queue_core::Claimed;
 use queue_core::Error;
 use queue_core::Job;
+use queue_core::JobState;
 use queue_core::Limit;
 use queue_core::Name;
 use queue_core::Transition;
+use queue_core::Transitioner;
 use queue_core::Unreadable;
 use tokio::sync::Notify;
 use tokio::sync::mpsc;
@@ -28,6 +30,7 @@ use super::heartbeat::no_answer;
 use super::held::Claim;
 use super::held::lock;
 use super::report::Counted;
+use super::reserve::Reserved;
 use super::run;
 use super::settle::Pending;
 use super::slots::Slots;
@@ -60,11 +63,32 @@ struct FromQueue {
     slots: Arc<Slots>,
     /// There may be more to claim: the last claim brought all that it asked for, or it is time to look again.
     more: bool,
+    reserved: Reserved,
+    /// How many of them there should be.
+    prefetch: usize,
+    /// The last start of reserved jobs failed, and it is not yet time to try again.
+    waits: bool,
 }
 
 impl FromQueue {
-    fn can_claim(&self) -> bool {
-        self.more && self.slots.free() > 0
+    /// How many jobs a claim should bring. Jobs are reserved half of them at a time, so that one claim is for many.
+    fn wanted(&self) -> usize {
+        let (free, reserved) = (self.slots.free(), self.reserved.len());
+        let wanted = match self.prefetch {
+            0 => free,
+            prefetch if reserved * 2 <= prefetch => (free + prefetch).saturating_sub(reserved),
+            _ => 0,
+        };
+        if self.more { wanted.min(Limit::MAX.rows()) } else { 0 }
+    }
+
+    /// How many reserved jobs can be started.
+    fn startable(&self) -> usize {
+        if self.waits { 0 } else { self.slots.free().min(self.reserved.len()) }
+    }
+
+    fn has_work(&self) -> bool {
+        self.wanted() > 0 || self.startable() > 0
     }
 }
 
@@ -129,6 +153,9 @@ impl Fetch {
             name: name.clone(),
             slots: Slots::new(*concurrency, Arc::clone(&freed)),
             more: true,
+            reserved: Reserved::default(),
+            prefetch: shared.config.prefetch,
+            waits: false,
         };
         let queues = shared.config.queues.iter().map(queue).collect();
         Self { shared, kinds, queues, freed, stopped, results, handlers: JoinSet::new() }
@@ -164,7 +191,7 @@ impl Fetch {
             if looks_again || round == Some(Round::Jobs) {
                 next_look = Instant::now() + idle.pause();
             }
-            let some_are_empty = self.queues.iter().any(|queue| !queue.more);
+            let some_wait = self.queues.iter().any(|queue| !queue.more || queue.waits);
             let woken = async {
                 wake.came().await;
                 if woken_for_nothing {
@@ -178,32 +205,34 @@ impl Fetch {
                     looks_again = false;
                     continue;
                 }
-                () = woken, if some_are_empty && round != Some(Round::Failed) => woken_for_nothing = true,
-                () = sleep_until(next_look), if some_are_empty => woken_for_nothing = false,
+                () = woken, if some_wait && round != Some(Round::Failed) => woken_for_nothing = true,
+                () = sleep_until(next_look), if some_wait => woken_for_nothing = false,
             }
             looks_again = true;
-            self.queues.iter_mut().for_each(|queue| queue.more = true);
+            self.queues.iter_mut().for_each(|queue| (queue.more, queue.waits) = (true, false));
             wake = Wake::Waiting(shared.backend.wait_for_work(&names));
         }
     }
 
-    /// One claim for each queue that may have more and has free slots; `None` if there is no such queue.
+    /// One claim for each queue that may have more and wants some; `None` if there is no such queue. Reserved jobs are started
+    /// before and after.
     async fn round(&mut self) -> Option<Round> {
         let mut round = None;
         for index in 0..self.queues.len() {
-            let queue = &mut self.queues[index];
-            if !queue.can_claim() {
+            self.start_reserved(index).await;
+            let wanted = self.queues[index].wanted();
+            if wanted == 0 {
                 continue;
             }
-            if self.stopped.borrow().is_some() {
+            if self.is_stopped() {
                 break;
             }
-            let free = queue.slots.free().min(Limit::MAX.rows());
-            queue.more = false;
-            let came = match self.claim(index, free).await {
+            self.queues[index].more = false;
+            let came = match self.claim(index, wanted).await {
                 Ok(0) => Round::Nothing,
                 Ok(jobs) => {
-                    self.queues[index].more = jobs >= free;
+                    self.queues[index].more = jobs >= wanted;
+                    self.start_reserved(index).await;
                     Round::Jobs
                 }
                 Err(error) => {
@@ -216,11 +245,25 @@ impl Fetch {
         round
     }
 
+    async fn start_reserved(&mut self, from: usize) {
+        let queue = &mut self.queues[from];
+        let most = queue.startable();
+        if most == 0 || self.stopped.borrow().is_some() {
+            return;
+        }
+        let (started, all) = queue.reserved.start(&self.shared, most).await;
+        queue.waits = !all;
+        for (claim, job) in started {
+            self.start(from, claim, job).await;
+        }
+    }
+
     async fn claim(&mut self, from: usize, limit: usize) -> Result<usize, Error> {
         let shared = Arc::clone(&self.shared);
         let lease = shared.config.lease;
         let queue = self.queues[from].name.clone();
         let request = ClaimRequest::new(queue, self.kinds.clone(), shared.id.clone(), lease, Limit::new(limit)?)?;
+        let request = if shared.config.prefetch > 0 { request.reserve() } else { request };
         let mut busy = Backoff::default();
         let mut left = BUSY_CLAIMS;
         loop {
@@ -258,7 +301,10 @@ impl Fetch {
             self.unreadable(row, deadline).await;
         }
         for (claim, job) in self.still_held(claims, deadline).await {
-            self.start(from, claim, job).await;
+            match self.shared.config.prefetch {
+                0 => self.start(from, claim, job).await,
+                _ => self.queues[from].reserved.keep(&self.shared, claim, job),
+            }
         }
     }
 
@@ -316,9 +362,20 @@ impl Fetch {
     async fn unreadable(&self, row: Unreadable, deadline: Instant) {
         let Unreadable { id, execution, reason } = row;
         tracing::warn!(name: "worker.unreadable", { job.id = %id, %reason }, "a claimed row cannot be read");
-        let Some(claim) = execution.and_then(|execution| Claim::new(*execution, deadline)) else {
-            return;
+        let Some(execution) = execution else { return };
+        let execution = match execution.state {
+            // An attempt that is to count must have begun.
+            JobState::Claimed => {
+                let start = Transition::Start { lease: self.shared.config.lease };
+                match Transitioner::new(&*self.shared.backend).apply(&execution, &start).await {
+                    Ok(settled) => settled.execution().clone(),
+                    // Not held, so it is given back as an orphan, and comes again.
+                    Err(_) => return,
+                }
+            }
+            _ => *execution,
         };
+        let Some(claim) = Claim::new(execution, deadline) else { return };
         self.shared.held.insert(Arc::clone(&claim));
         let error = format!("this program cannot read the job: {reason}").into();
         let available = self.shared.config.retry.after(claim.execution().attempt);
@@ -328,7 +385,7 @@ impl Fetch {
 
 /// Resolves when more can be claimed. As long as handlers keep ending it lets them, so that one claim fills many slots.
 async fn room(queues: &[FromQueue], freed: &Notify) {
-    while !queues.iter().any(FromQueue::can_claim) {
+    while !queues.iter().any(FromQueue::has_work) {
         freed.notified().await;
     }
     let free = || queues.iter().map(|queue| queue.slots.free()).sum::<usize>();

@@ -31,6 +31,19 @@ pub(super) struct Claim {
     settling: Mutex<Settling>,
 }
 
+/// A write of the claim's that only its own answer judges, not a heartbeat.
+#[derive(Debug)]
+pub(super) struct UnderWay(Arc<Claim>);
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        let mut settling = lock(&self.0.settling);
+        if matches!(*settling, Settling::Since(_)) {
+            *settling = Settling::Not;
+        }
+    }
+}
+
 /// Whether a claim has an outcome.
 #[derive(Clone, Copy, Debug)]
 enum Settling {
@@ -87,12 +100,9 @@ impl Claim {
         is_first
     }
 
-    /// The outcome was not recorded: another one may be offered.
-    pub(super) fn cancel_settle(&self) {
-        let mut settling = lock(&self.settling);
-        if matches!(*settling, Settling::Since(_)) {
-            *settling = Settling::Not;
-        }
+    /// The same for the time that the answer lives: if nothing is recorded by then, another outcome may be offered.
+    pub(super) fn begin_write(self: &Arc<Self>) -> Option<UnderWay> {
+        self.begin_settle().then(|| UnderWay(Arc::clone(self)))
     }
 
     /// The handler has recorded the outcome.
@@ -139,6 +149,14 @@ impl HeldJobs {
         let now = claim.execution().to_string();
         if let Some(Entry::Held(older)) = lock(&self.0).insert(claim.held.id, Entry::Held(claim)) {
             older.cancel(CancelReason::LeaseLost { now });
+        }
+    }
+
+    /// Puts a claim in the place of an older one of the same worker, which it follows.
+    pub(super) fn replace(&self, older: &Arc<Claim>, claim: Arc<Claim>) {
+        let mut entries = lock(&self.0);
+        if is_held(&entries, older) || !entries.contains_key(&claim.held.id) {
+            entries.insert(claim.held.id, Entry::Held(claim));
         }
     }
 

@@ -14,6 +14,7 @@ mod maintain;
 mod metrics;
 mod outcome;
 mod report;
+mod reserve;
 mod retry_policy;
 mod run;
 mod settle;

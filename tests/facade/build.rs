@@ -30,6 +30,7 @@ fn misuse_is_refused_and_the_value_named() {
     let seconds = Duration::from_secs;
     assert_eq!(refused(builder().concurrency(0)), "concurrency must not be zero");
     assert_eq!(refused(builder().concurrency(usize::MAX)), format!("a concurrency of {} is above 100000", usize::MAX));
+    assert_eq!(refused(builder().prefetch(100_001)), "a prefetch of 100001 is above 100000");
     assert!(refused(builder().lease(Duration::ZERO)).starts_with("lease: lease must be from 1 to "));
     assert!(refused(builder().lease(Duration::MAX)).starts_with("lease: lease must be from 1 to "));
     assert_eq!(

@@ -113,7 +113,12 @@ impl Store {
     /// A lease that is short, for tests that wait for its end, and longer than a busy machine stands still.
     #[cfg(any(feature = "postgres", feature = "mysql", feature = "mongo"))]
     pub(crate) fn on_a_server(backend: Arc<dyn Inspect>) -> Arc<Self> {
-        Arc::new(Self::over(backend, None, Duration::from_millis(900)))
+        Self::on_a_server_with(backend, Duration::from_millis(900))
+    }
+
+    #[cfg(any(feature = "postgres", feature = "mysql", feature = "mongo"))]
+    pub(crate) fn on_a_server_with(backend: Arc<dyn Inspect>, lease: Duration) -> Arc<Self> {
+        Arc::new(Self::over(backend, None, lease))
     }
 
     /// Another handle to the same jobs, with calls and faults of its own.

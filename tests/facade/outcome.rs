@@ -26,6 +26,7 @@ on_each_store! {
     no_more_jobs_are_claimed_than_there_are_free_slots
     a_busy_queue_does_not_starve_another
     a_job_runs_again_with_a_greater_fence
+    outcomes_are_recorded_in_groups
 }
 
 fn worker(store: &Arc<Store>) -> WorkerBuilder {
@@ -326,19 +327,18 @@ async fn a_new_job_wakes_an_idle_worker() {
     running.stop().await;
 }
 
-#[tokio::test(start_paused = true)]
-async fn outcomes_are_recorded_in_groups() {
-    let store = Store::memory();
+/// Few calls, and each is a fixed number of round trips: four at most, as the tests of the backends count.
+async fn outcomes_are_recorded_in_groups(store: Arc<Store>) {
     let queue = store.queue();
     let job = || queue.enqueue(&ADD).into_job().expect("good");
-    let jobs: Vec<_> = std::iter::repeat_with(job).take(1_000).collect();
+    let jobs: Vec<_> = std::iter::repeat_with(job).take(5_000).collect();
     queue.enqueue_many(&jobs).await.expect("stored");
     let done = Arc::new(AtomicUsize::new(0));
     let all = Arc::new(Notify::new());
     let handler = {
         let (done, all) = (Arc::clone(&done), Arc::clone(&all));
         move |_: JobContext, _: Add| {
-            if done.fetch_add(1, Ordering::SeqCst) == 999 {
+            if done.fetch_add(1, Ordering::SeqCst) == 4_999 {
                 all.notify_one();
             }
             async { Ok(()) }
@@ -347,9 +347,9 @@ async fn outcomes_are_recorded_in_groups() {
     let running = Running::start(worker(&store).concurrency(100).register(handler).build().expect("a worker"));
     all.notified().await;
     let report = running.stop().await;
-    assert_eq!(report.completed, 1_000);
+    assert_eq!(report.completed, 5_000);
     let calls = store.all_calls();
-    let per_job = (calls.values().sum::<usize>() - calls[&Op::Enqueue]) as f64 / 1_000.0;
+    let per_job = (calls.values().sum::<usize>() - calls[&Op::Enqueue]) as f64 / 5_000.0;
     println!("{per_job} calls a job: {calls:?}");
-    assert!(per_job < 0.1, "{per_job} calls a job: {calls:?}");
+    assert!(per_job < 0.05, "{per_job} calls a job: {calls:?}");
 }

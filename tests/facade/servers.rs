@@ -35,7 +35,7 @@ pub(crate) async fn run<F: Future<Output = ()>>(name: &str, scenario: impl FnOnc
     discard(name, &url, &own).await;
 }
 
-async fn open(name: &str, url: &str, own: &str) -> Arc<dyn Inspect> {
+pub(crate) async fn open(name: &str, url: &str, own: &str) -> Arc<dyn Inspect> {
     match name {
         #[cfg(feature = "postgres")]
         "postgres" => {

@@ -25,6 +25,7 @@ use queue_conformance::Damage;
 use queue_conformance::Harness;
 use queue_conformance::Hold;
 use queue_conformance::Hook;
+use queue_conformance::OwnTransaction;
 use queue_conformance::Scope;
 use queue_conformance::Store;
 use queue_core::Backend;
@@ -248,6 +249,9 @@ impl Store for MongoStore {
     }
 
     async fn begin(&self) -> Result<Box<dyn CallerTransaction>, BoxError> {
+        if matches!(self.harness, MongoHarness::Own) {
+            return OwnTransaction::begin(self.backend().await?).await;
+        }
         let backend = self.backend().await?;
         let mut session = backend.client().start_session().await?;
         let primary = SelectionCriteria::ReadPreference(ReadPreference::Primary);

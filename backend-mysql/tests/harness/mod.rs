@@ -14,6 +14,7 @@ use queue_conformance::Damage;
 use queue_conformance::Harness;
 use queue_conformance::Hold;
 use queue_conformance::Hook;
+use queue_conformance::OwnTransaction;
 use queue_conformance::Scope;
 use queue_conformance::Store;
 use queue_core::Capabilities;
@@ -260,6 +261,9 @@ impl Store for MysqlStore {
     }
 
     async fn begin(&self) -> Result<Box<dyn CallerTransaction>, BoxError> {
+        if !self.harness.pooled {
+            return OwnTransaction::begin(self.backend().await?).await;
+        }
         Ok(Box::new(Caller { backend: self.backend().await?, transaction: self.raw.begin().await? }))
     }
 }

@@ -13,6 +13,7 @@ use queue_conformance::Damage;
 use queue_conformance::Harness;
 use queue_conformance::Hold;
 use queue_conformance::Hook;
+use queue_conformance::OwnTransaction;
 use queue_conformance::Scope;
 use queue_conformance::Store;
 use queue_core::Backend;
@@ -184,6 +185,9 @@ impl Store for SqliteStore {
     }
 
     async fn begin(&self) -> Result<Box<dyn CallerTransaction>, BoxError> {
+        if matches!(self.harness, SqliteHarness::Own) {
+            return OwnTransaction::begin(self.backend().await?).await;
+        }
         // As an application begins one: it becomes a writer only when it writes.
         Ok(Box::new(Caller { backend: self.backend().await?, transaction: self.raw.begin().await? }))
     }
