@@ -140,7 +140,8 @@ mod on_mysql {
                 let waiting = query_scalar::<_, u64>(text).bind(&self.own).fetch_optional(&mut self.kills).await;
                 if let Some(thread) = waiting.expect("looks") {
                     let kill = AssertSqlSafe(format!("KILL {thread}"));
-                    return drop(raw_sql(kill).execute(&mut self.kills).await.expect("kills"));
+                    raw_sql(kill).execute(&mut self.kills).await.expect("kills");
+                    return;
                 }
             }
         }
