@@ -150,6 +150,9 @@ impl<B: Backend + ?Sized> Enqueue<'_, B> {
     /// Stores the job; or, if a job of the same kind that has its unique key is still waiting, gives that one this payload and due
     /// time. It keeps its id, its priority and its attempts. If it has been claimed by then, it is a duplicate.
     ///
+    /// Who enqueues the job that was replaced once more by its id gets the error
+    /// [`ErrorKind::IdReused`]: its content is another by now.
+    ///
     /// # Errors
     ///
     /// As [`send`](Self::send), and a failure of the store while it replaces.

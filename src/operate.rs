@@ -164,11 +164,12 @@ impl<B: Inspect + ?Sized> Queue<B> {
             for (decision, answer) in decisions.into_iter().zip(answers) {
                 match answer {
                     Ok(_) => bulk.changed += 1,
-                    Err(TransitionError::Backend(error)) => failed.push((decision, error)),
+                    Err(TransitionError::Backend(error)) if Repeats::may_pass(&error) => failed.push((decision, error)),
                     Err(refused) => bulk.refused.push((decision.seen().id, refused.into())),
                 }
             }
-            let again = match failed.first() {
+            let helps = failed.iter().find(|(_, error)| Repeats::can_help(error)).or(failed.first());
+            let again = match helps {
                 Some((_, error)) => repeats.again(error).await,
                 None => false,
             };

@@ -60,17 +60,26 @@ impl Repeats {
 
     /// Whether the call that failed with this error is to be made again; if so, waits before.
     pub(crate) async fn again(&mut self, error: &Error) -> bool {
-        let repeat = match error.kind() {
+        self.pause_if(Self::can_help(error)).await
+    }
+
+    /// Whether a call that failed with this error may end otherwise if it is made again.
+    pub(crate) fn can_help(error: &Error) -> bool {
+        match error.kind() {
             ErrorKind::Transient => true,
             ErrorKind::Unavailable => error.certainty() == Certainty::Unknown,
             _ => false,
-        };
-        self.pause_if(repeat).await
+        }
     }
 
     /// The same for a call that only reads: whatever may pass by itself is waited for.
     pub(crate) async fn again_reading(&mut self, error: &Error) -> bool {
-        self.pause_if(matches!(error.kind(), ErrorKind::Transient | ErrorKind::Unavailable)).await
+        self.pause_if(Self::may_pass(error)).await
+    }
+
+    /// Whether what is wrong may pass by itself.
+    pub(crate) fn may_pass(error: &Error) -> bool {
+        matches!(error.kind(), ErrorKind::Transient | ErrorKind::Unavailable)
     }
 
     async fn pause_if(&mut self, repeat: bool) -> bool {

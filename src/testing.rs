@@ -26,6 +26,8 @@
 //!
 //! For more than one job, give a worker a [`MemoryBackend`](crate::MemoryBackend), whose clock a test can set.
 
+use std::time::Duration;
+
 use queue_core::Job;
 use queue_core::MemoryBackend;
 use serde::Serialize;
@@ -100,7 +102,9 @@ impl<'a, A: JobArgs> TestJob<'a, A> {
     {
         let backend = MemoryBackend::new();
         let queue = Queue::new(backend.clone());
-        let builder = Worker::builder(&queue).register_with(self.options, handler);
+        // No heartbeat renews it.
+        let lease = Duration::from_secs(365 * 24 * 3_600);
+        let builder = Worker::builder(&queue).lease(lease).register_with(self.options, handler);
         let worker = builder.build().unwrap_or_else(|error| panic!("no worker can be built: {error}"));
         let stored = queue.enqueue(self.args).max_attempts(self.max_attempts).await;
         let id = stored.unwrap_or_else(|error| panic!("the job cannot be enqueued: {error}")).id();

@@ -79,7 +79,8 @@ impl<'c, B: Transactional + ?Sized> JobTransaction<'c, B> {
                 return Err(error.into());
             }
             if !was_made(&*backend, &decision, &error).await? {
-                return Err(error.with_certainty(Certainty::NotApplied).into());
+                // Not yet, at least: the server may still be about to make it.
+                return Err(error.into());
             }
         }
         context.claim.recorded();

@@ -68,6 +68,9 @@ struct FromQueue {
     prefetch: usize,
     /// The last start of reserved jobs failed, and it is not yet time to try again.
     waits: bool,
+    /// When to look again, if nothing wakes the worker before.
+    next_look: Instant,
+    idle: Backoff,
 }
 
 impl FromQueue {
@@ -85,6 +88,15 @@ impl FromQueue {
     /// How many reserved jobs can be started.
     fn startable(&self) -> usize {
         if self.waits { 0 } else { self.slots.free().min(self.reserved.len()) }
+    }
+
+    /// It is time to look again.
+    fn look(&mut self) {
+        (self.more, self.waits) = (true, false);
+    }
+
+    fn is_waiting(&self) -> bool {
+        !self.more || self.waits
     }
 
     fn has_work(&self) -> bool {
@@ -149,6 +161,12 @@ impl Fetch {
     pub(super) fn new(shared: Arc<Shared>, results: mpsc::Sender<Pending>, stopped: Stopped) -> Self {
         let kinds = shared.handlers.keys().cloned().collect();
         let freed = Arc::new(Notify::new());
+        let several =
+            Duration::from_secs(1).saturating_mul(u32::try_from(shared.config.queues.len()).unwrap_or(u32::MAX));
+        let longest = match shared.config.queues.len() {
+            1 => shared.config.poll,
+            _ => shared.config.poll.max(several),
+        };
         let queue = |(name, concurrency): &(Name, usize)| FromQueue {
             name: name.clone(),
             slots: Slots::new(*concurrency, Arc::clone(&freed)),
@@ -156,6 +174,8 @@ impl Fetch {
             reserved: Reserved::default(),
             prefetch: shared.config.prefetch,
             waits: false,
+            next_look: Instant::now(),
+            idle: Backoff::new(SHORTEST_POLL, longest),
         };
         let queues = shared.config.queues.iter().map(queue).collect();
         Self { shared, kinds, queues, freed, stopped, results, handlers: JoinSet::new() }
@@ -165,17 +185,10 @@ impl Fetch {
     pub(super) async fn run(&mut self) {
         let shared = Arc::clone(&self.shared);
         let names: Vec<_> = self.queues.iter().map(|queue| queue.name.clone()).collect();
-        let queues = u32::try_from(names.len()).unwrap_or(u32::MAX);
-        let longest = match queues {
-            1 => shared.config.poll,
-            several => shared.config.poll.max(Duration::from_secs(1).saturating_mul(several)),
-        };
-        let mut idle = Backoff::new(SHORTEST_POLL, longest);
         // What wakes a worker for nothing, its own outcomes among it, must not keep it busy.
-        let mut nothing = Backoff::new(Duration::from_millis(1), Duration::from_millis(100).min(longest));
+        let mut nothing = Backoff::new(Duration::from_millis(1), Duration::from_millis(100).min(shared.config.poll));
         let mut woken_for_nothing = false;
         let mut wake = Wake::Waiting(shared.backend.wait_for_work(&names));
-        let (mut looks_again, mut next_look) = (true, Instant::now());
         loop {
             while self.handlers.try_join_next().is_some() {}
             if self.is_stopped() {
@@ -184,14 +197,10 @@ impl Fetch {
             wake.subscribe().await;
             let round = self.round().await;
             if round == Some(Round::Jobs) {
-                idle.reset();
                 nothing.reset();
                 woken_for_nothing = false;
             }
-            if looks_again || round == Some(Round::Jobs) {
-                next_look = Instant::now() + idle.pause();
-            }
-            let some_wait = self.queues.iter().any(|queue| !queue.more || queue.waits);
+            let next_look = self.queues.iter().filter(|queue| queue.is_waiting()).map(|queue| queue.next_look).min();
             let woken = async {
                 wake.came().await;
                 if woken_for_nothing {
@@ -201,16 +210,24 @@ impl Fetch {
             tokio::select! {
                 biased;
                 _ = stopped(&mut self.stopped) => return,
-                () = room(&self.queues, &self.freed) => {
-                    looks_again = false;
-                    continue;
+                () = sleep_until(next_look.unwrap_or_else(Instant::now)), if next_look.is_some() => {
+                    woken_for_nothing = false;
+                    let now = Instant::now();
+                    self.queues.iter_mut().filter(|queue| queue.next_look <= now).for_each(FromQueue::look);
                 }
-                () = woken, if some_wait && round != Some(Round::Failed) => woken_for_nothing = true,
-                () = sleep_until(next_look), if some_wait => woken_for_nothing = false,
+                () = room(&self.queues, &self.freed) => {}
+                () = woken, if next_look.is_some() && round != Some(Round::Failed) => {
+                    woken_for_nothing = true;
+                    self.queues.iter_mut().for_each(FromQueue::look);
+                    wake = Wake::Waiting(shared.backend.wait_for_work(&names));
+                }
             }
-            looks_again = true;
-            self.queues.iter_mut().for_each(|queue| (queue.more, queue.waits) = (true, false));
-            wake = Wake::Waiting(shared.backend.wait_for_work(&names));
+            if matches!(wake, Wake::Failed) {
+                // Not at once: the next look is soon enough.
+                if self.queues.iter().any(|queue| queue.more) {
+                    wake = Wake::Waiting(shared.backend.wait_for_work(&names));
+                }
+            }
         }
     }
 
@@ -231,7 +248,9 @@ impl Fetch {
             let came = match self.claim(index, wanted).await {
                 Ok(0) => Round::Nothing,
                 Ok(jobs) => {
-                    self.queues[index].more = jobs >= wanted;
+                    let queue = &mut self.queues[index];
+                    queue.more = jobs >= wanted;
+                    queue.idle.reset();
                     self.start_reserved(index).await;
                     Round::Jobs
                 }
@@ -240,6 +259,8 @@ impl Fetch {
                     Round::Failed
                 }
             };
+            let queue = &mut self.queues[index];
+            queue.next_look = Instant::now() + queue.idle.pause();
             round = round.max(Some(came));
         }
         round
@@ -251,8 +272,11 @@ impl Fetch {
         if most == 0 || self.stopped.borrow().is_some() {
             return;
         }
-        let (started, all) = queue.reserved.start(&self.shared, most).await;
-        queue.waits = !all;
+        let (started, more) = queue.reserved.start(&self.shared, most).await;
+        if !more {
+            queue.waits = true;
+            queue.next_look = Instant::now() + Backoff::new(SHORTEST_POLL, SHORTEST_POLL).pause();
+        }
         for (claim, job) in started {
             self.start(from, claim, job).await;
         }
@@ -354,6 +378,14 @@ impl Fetch {
         });
     }
 
+    /// Gives back what was reserved and will not be started.
+    pub(super) async fn release_reserved(&mut self) {
+        let reserved: Vec<_> = self.queues.iter_mut().flat_map(|queue| queue.reserved.take()).collect();
+        for claim in reserved {
+            self.release(claim).await;
+        }
+    }
+
     pub(super) async fn release(&self, claim: Arc<Claim>) {
         Pending::offer(&self.shared, claim, &Transition::Release, &self.results).await;
     }
@@ -367,10 +399,12 @@ impl Fetch {
             // An attempt that is to count must have begun.
             JobState::Claimed => {
                 let start = Transition::Start { lease: self.shared.config.lease };
-                match Transitioner::new(&*self.shared.backend).apply(&execution, &start).await {
-                    Ok(settled) => settled.execution().clone(),
+                let transitioner = Transitioner::new(&*self.shared.backend);
+                let started = timeout(self.shared.config.lease.duration() / 3, transitioner.apply(&execution, &start));
+                match started.await {
+                    Ok(Ok(settled)) => settled.execution().clone(),
                     // Not held, so it is given back as an orphan, and comes again.
-                    Err(_) => return,
+                    _ => return,
                 }
             }
             _ => *execution,

@@ -10,6 +10,7 @@ use std::time::Duration;
 use queue_core::Execution;
 use queue_core::Held;
 use queue_core::JobId;
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::cancel::CancelReason;
@@ -28,19 +29,23 @@ pub(super) struct Claim {
     held: Held,
     cancel: CancelSource,
     deadline: Mutex<Instant>,
-    settling: Mutex<Settling>,
+    settling: watch::Sender<Settling>,
 }
 
-/// A write of the claim's that only its own answer judges, not a heartbeat.
+/// A write of the claim's that only its own answer judges, not a heartbeat. If nothing is recorded by the time that this is
+/// dropped, another one may be offered.
 #[derive(Debug)]
 pub(super) struct UnderWay(Arc<Claim>);
 
 impl Drop for UnderWay {
     fn drop(&mut self) {
-        let mut settling = lock(&self.0.settling);
-        if matches!(*settling, Settling::Since(_)) {
-            *settling = Settling::Not;
-        }
+        self.0.settling.send_if_modified(|settling| {
+            let given_up = matches!(settling, Settling::Writing(_));
+            if given_up {
+                *settling = Settling::Not;
+            }
+            given_up
+        });
     }
 }
 
@@ -48,6 +53,9 @@ impl Drop for UnderWay {
 #[derive(Clone, Copy, Debug)]
 enum Settling {
     Not,
+    /// A write is under way that may be given up.
+    Writing(Instant),
+    /// The settler has it.
     Since(Instant),
     /// By its handler, in a transaction of its own.
     Recorded,
@@ -61,7 +69,7 @@ impl Claim {
             execution,
             cancel: CancelSource::default(),
             deadline: Mutex::new(deadline),
-            settling: Mutex::new(Settling::Not),
+            settling: watch::Sender::new(Settling::Not),
         }))
     }
 
@@ -92,26 +100,38 @@ impl Claim {
 
     /// Whether the caller is the one to settle the claim: the first to ask is.
     pub(super) fn begin_settle(&self) -> bool {
-        let mut settling = lock(&self.settling);
-        let is_first = matches!(*settling, Settling::Not);
-        if is_first {
-            *settling = Settling::Since(Instant::now());
-        }
-        is_first
+        self.begin(Settling::Since(Instant::now()))
     }
 
-    /// The same for the time that the answer lives: if nothing is recorded by then, another outcome may be offered.
+    /// The same for a write that may be given up.
     pub(super) fn begin_write(self: &Arc<Self>) -> Option<UnderWay> {
-        self.begin_settle().then(|| UnderWay(Arc::clone(self)))
+        self.begin(Settling::Writing(Instant::now())).then(|| UnderWay(Arc::clone(self)))
+    }
+
+    fn begin(&self, how: Settling) -> bool {
+        self.settling.send_if_modified(|settling| {
+            let is_first = matches!(settling, Settling::Not);
+            if is_first {
+                *settling = how;
+            }
+            is_first
+        })
+    }
+
+    /// Resolves when no write is under way.
+    pub(super) async fn written(&self) {
+        let mut settling = self.settling.subscribe();
+        // The sender is `self`.
+        let _ = settling.wait_for(|settling| !matches!(settling, Settling::Writing(_))).await;
     }
 
     /// The handler has recorded the outcome.
     pub(super) fn recorded(&self) {
-        *lock(&self.settling) = Settling::Recorded;
+        self.settling.send_replace(Settling::Recorded);
     }
 
     pub(super) fn is_recorded(&self) -> bool {
-        matches!(*lock(&self.settling), Settling::Recorded)
+        matches!(*self.settling.borrow(), Settling::Recorded)
     }
 
     /// Whether heartbeats go on: an outcome that cannot be recorded is covered for so long.
@@ -121,9 +141,9 @@ impl Claim {
 
     /// For how long the outcome has been pending; `None` while there is none.
     pub(super) fn settling_for(&self) -> Option<Duration> {
-        match *lock(&self.settling) {
+        match *self.settling.borrow() {
             Settling::Not => None,
-            Settling::Since(since) => Some(since.elapsed()),
+            Settling::Writing(since) | Settling::Since(since) => Some(since.elapsed()),
             // Its lease has gone with it.
             Settling::Recorded => Some(Duration::MAX),
         }

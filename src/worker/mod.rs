@@ -199,21 +199,15 @@ impl Worker {
         let mut fetch = Fetch::new(Arc::clone(&shared), results, stopped.clone());
         let (hurry_up, hurried) = watch::channel(false);
         let mut told = pin!(async {
-            let mut hurry = pin!(hurry);
-            let mut shutdown = pin!(shutdown);
-            let early = tokio::select! {
-                biased;
-                _ = &mut shutdown => false,
-                _ = &mut hurry => true,
-            };
-            if early {
+            let stopping = async {
                 shutdown.await;
-            }
-            stop.send_replace(Some(Instant::now()));
-            if !early {
+                stop.send_replace(Some(Instant::now()));
+            };
+            let hurrying = async {
                 hurry.await;
-            }
-            hurry_up.send_replace(true);
+                hurry_up.send_replace(true);
+            };
+            tokio::join!(stopping, hurrying)
         });
         let mut working = pin!(async {
             tokio::select! {
@@ -222,15 +216,16 @@ impl Worker {
             }
             *held::lock(&shared.claiming) = None;
             shutdown::drain(&shared, &mut fetch, stopped, hurried).await;
-            maintain::last_orphans(&shared).await;
             close.send_replace(true);
             shutdown::flush(&shared, settled).await;
+            // By now nothing is held but what is given up.
+            maintain::last_orphans(&shared).await;
         });
         let mut running = true;
         loop {
             tokio::select! {
                 biased;
-                () = &mut told, if running => running = false,
+                _ = &mut told, if running => running = false,
                 Some(ended) = loops.join_next() => propagate(ended),
                 Some(ended) = settler.join_next() => {
                     propagate(ended);

@@ -53,17 +53,30 @@ pub(super) async fn job(
 ) {
     let Ok(room) = results.reserve_owned().await else { return };
     // It may have waited for that room: a handler does not begin after the stop, nor for a job that is lost.
-    if claim.token().is_canceled() || stopped.borrow().is_some() {
+    if claim.token().is_canceled() {
+        return;
+    }
+    if stopped.borrow().is_some() {
+        if let Some(pending) = Pending::new(&shared, claim, &Transition::Release) {
+            room.send(pending);
+        }
         return;
     }
     let transition = attempt(&shared, &claim, job).await;
+    // The handler may have left one to a task of its own.
+    claim.written().await;
     if claim.is_recorded() {
-        shared.held.remove(&claim);
-        shared.count(Counted::Completed, 1);
-        return;
+        return completed(&shared, &claim);
     }
     if let Some(pending) = Pending::new(&shared, claim, &transition) {
         room.send(pending);
+    }
+}
+
+/// The handler has recorded its outcome by itself.
+pub(super) fn completed(shared: &Shared, claim: &Arc<Claim>) {
+    if shared.held.remove(claim) {
+        shared.count(Counted::Completed, 1);
     }
 }
 
@@ -117,15 +130,27 @@ pub(super) async fn attempt(shared: &Arc<Shared>, claim: &Arc<Claim>, job: Job) 
     transition(shared, claim, options.retry.unwrap_or(shared.config.retry), ended)
 }
 
+/// A handler that may be dropped before its end, which can panic too.
+struct Caught(Option<Running>);
+
+impl Drop for Caught {
+    fn drop(&mut self) {
+        let running = self.0.take();
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(running))) {
+            std::mem::forget(panic);
+        }
+    }
+}
+
 /// The handler's end, or the message that it panicked with.
 async fn caught(running: Running) -> Ended {
-    let mut running = Some(running);
+    let mut running = Caught(Some(running));
     std::future::poll_fn(|context| {
         let polled = catch_unwind(AssertUnwindSafe(|| {
-            let polled = running.as_mut().map_or(Poll::Pending, |running| running.as_mut().poll(context));
+            let polled = running.0.as_mut().map_or(Poll::Pending, |running| running.as_mut().poll(context));
             if polled.is_ready() {
                 // What it owns is dropped in here, since that can panic too.
-                running = None;
+                running.0 = None;
             }
             polled
         }));

@@ -12,6 +12,7 @@ use super::cancel::CancelReason;
 use super::fetch::Fetch;
 use super::fetch::Stopped;
 use super::fetch::stopped;
+use super::run;
 
 /// How long a handler may take to end once its token has fired.
 pub(super) const LAST_WORDS: Duration = Duration::from_secs(1);
@@ -37,6 +38,9 @@ pub(super) async fn claim_overdue(shared: &Shared, told: Stopped, hurry: watch::
 /// Ends the handlers, and gives back what has no outcome then.
 pub(super) async fn drain(shared: &Shared, fetch: &mut Fetch, told: Stopped, hurry: watch::Receiver<bool>) {
     tracing::info!(name: "worker.stopping", running = fetch.handlers.len(), "worker stops, handlers may end");
+    let patience = shared.config.lease.duration().saturating_mul(2);
+    // Not in time: what is left is reported.
+    let _ = timeout(patience, fetch.release_reserved()).await;
     let in_time = tokio::select! {
         biased;
         () = ended(&mut fetch.handlers) => true,
@@ -49,11 +53,19 @@ pub(super) async fn drain(shared: &Shared, fetch: &mut Fetch, told: Stopped, hur
         if timeout(LAST_WORDS, ended(&mut fetch.handlers)).await.is_err() {
             tracing::warn!(name: "worker.aborted", running = fetch.handlers.len(), "handlers did not end, their jobs are given back");
             fetch.handlers.abort_all();
+            // Until they are dropped where they stand: one may be in the middle of a write.
+            let _ = timeout(LAST_WORDS, ended(&mut fetch.handlers)).await;
         }
     }
-    for claim in shared.held.all() {
-        fetch.release(claim).await;
-    }
+    let _ = timeout(patience, async {
+        for claim in shared.held.all() {
+            match claim.is_recorded() {
+                true => run::completed(shared, &claim),
+                false => fetch.release(claim).await,
+            }
+        }
+    })
+    .await;
 }
 
 async fn ended(handlers: &mut JoinSet<()>) {

@@ -71,7 +71,9 @@ async fn run<A: Application>(application: Arc<A>, then: Then) -> (Job, String, R
             }
         }
     };
+    let hour = Duration::from_secs(3_600);
     let builder = Worker::builder(&queue).lease(Duration::from_secs(9)).concurrency(1).register(handler);
+    let builder = builder.retry(RetryPolicy::exponential(hour, hour));
     let running = Running::start(builder.build().expect("a worker"));
     let text = match then {
         Then::Fails => String::new(),
@@ -316,5 +318,65 @@ mod on_sqlite {
         assert!(text.contains("connection lost"), "{text}");
         assert_eq!((job.state(), job.errors.len(), report.retried), (JobState::Waiting, 1, 1), "a failed attempt");
         assert_eq!(application.written().await, 0);
+    }
+
+    /// A handler that goes on after it has completed its job, until the worker aborts it.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_job_that_was_completed_stays_so_when_its_handler_is_aborted() {
+        let application = OnSqlite::open().await;
+        let queue = application.queue();
+        let id = queue.enqueue(&ADD).await.expect("stored").id();
+        let (told, mut said) = mpsc::unbounded_channel();
+        let handler = {
+            let queue = queue.clone();
+            move |context: JobContext, _: Add| {
+                let (queue, told) = (queue.clone(), told.clone());
+                async move {
+                    context.begin(&queue).await?.complete(&"done").await?;
+                    let _ = told.send(());
+                    std::future::pending::<Result<(), NotDone>>().await
+                }
+            }
+        };
+        let builder = Worker::builder(&queue).grace(Duration::ZERO).register(handler);
+        let running = Running::start(builder.build().expect("a worker"));
+        said.recv().await.expect("completed");
+        let report = running.stop().await;
+        assert_eq!((report.completed, report.released, report.left), (1, 0, 0));
+        assert_eq!(queue.get(id).await.expect("readable").expect("there").state(), JobState::Completed);
+    }
+
+    /// A completion that the handler leaves to a task, and does not wait for.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn an_outcome_that_a_task_is_writing_is_waited_for() {
+        let application = OnSqlite::open().await;
+        let queue = application.queue();
+        let id = queue.enqueue(&ADD).await.expect("stored").id();
+        // Nobody gets a transaction of this store before that one has ended.
+        let handler = {
+            let queue = queue.clone();
+            move |context: JobContext, _: Add| {
+                let queue = queue.clone();
+                async move {
+                    let (begun, has_begun) = tokio::sync::oneshot::channel();
+                    tokio::spawn(async move {
+                        let transaction = context.begin(&queue).await.expect("begins");
+                        let mut completing = Box::pin(transaction.complete(&"by a task"));
+                        let first = std::future::poll_fn(|cx| std::task::Poll::Ready(completing.as_mut().poll(cx)));
+                        if first.await.is_pending() {
+                            let _ = begun.send(());
+                            completing.await.expect("completes");
+                        }
+                    });
+                    has_begun.await?;
+                    Ok("by the handler")
+                }
+            }
+        };
+        let running = Running::start(Worker::builder(&queue).register(handler).build().expect("a worker"));
+        let job = queue.ended(id).await.expect("ended");
+        assert_eq!(job.result.expect("a result").as_str(), "\"by a task\"");
+        let report = running.stop().await;
+        assert_eq!((report.completed, report.conflicts, report.left), (1, 0, 0));
     }
 }

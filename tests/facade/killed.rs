@@ -50,7 +50,8 @@ async fn the_settle_is_sent_again<L: Locker>(name: &str) {
     begun.recv().await.expect("it begins");
     let mut locker = L::lock(&url, &own, id).await;
     end.notify_one();
-    locker.kill_the_waiting().await;
+    let killed = tokio::time::timeout(Duration::from_secs(60), locker.kill_the_waiting());
+    killed.await.expect("the settle waits for the row");
     locker.unlock().await;
     let job = store.until_state(id, JobState::Completed).await;
     assert_eq!((job.execution.attempt, job.execution.fence), (1, 1), "it ran once");

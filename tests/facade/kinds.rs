@@ -291,3 +291,51 @@ async fn a_handler_is_tested_without_a_worker() {
     let job = TestJob::new(&Add { a: 0, b: 1 }).attempt(2).max_attempts(2).run(handler).await;
     assert_eq!((job.state(), job.errors[0].text.as_str()), (JobState::Failed, "the handler panicked: nothing to add"));
 }
+
+/// Nothing wakes a worker for what becomes due by time, so it looks; also while another queue keeps it busy.
+#[tokio::test(start_paused = true)]
+async fn a_busy_queue_does_not_keep_another_from_being_asked() {
+    let store = Store::memory();
+    let queue = store.queue();
+    let job = || queue.enqueue(&ADD).queue("busy").into_job().expect("good");
+    queue.enqueue_many(&std::iter::repeat_with(job).take(10_000).collect::<Vec<_>>()).await.expect("stored");
+    let later = queue.enqueue(&ADD).queue("other").delay(Duration::from_secs(5)).await.expect("stored").id();
+    let handler = async |_: JobContext, _: Add| {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        Ok(())
+    };
+    let builder = worker(&store).queue("busy").queue("other").concurrency(2).register(handler);
+    let running = Running::start(builder.build().expect("a worker"));
+    let job = store.until_state(later, JobState::Completed).await;
+    let waited = job.execution.claimed_at.expect("claimed").unix_millis() - job.available_at.unix_millis();
+    assert!(waited <= 2_000, "{waited} ms after it was due");
+    let counts = store.counts().await.expect("counted");
+    assert!(
+        counts.iter().any(|count| count.state == Some(JobState::Waiting)),
+        "the other one is still busy: {counts:?}"
+    );
+    running.kill().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handler_that_panics_when_it_is_dropped_has_had_its_attempt() {
+    struct Bad;
+
+    impl Drop for Bad {
+        fn drop(&mut self) {
+            if !std::thread::panicking() {
+                panic!("dropped");
+            }
+        }
+    }
+
+    let options = KindOptions::new().timeout(Duration::from_secs(5));
+    let (job, report) = run_one(|builder| {
+        builder.register_with(options, async |_: JobContext, _: Add| {
+            let _bad = Bad;
+            pending::<Result<(), NotDone>>().await
+        })
+    })
+    .await;
+    assert_eq!((job.state(), report.timed_out, report.retried, report.left), (JobState::Waiting, 1, 1, 0));
+}
