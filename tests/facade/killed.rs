@@ -77,7 +77,7 @@ mod on_postgres {
     struct OnPostgres {
         holds: PgConnection,
         kills: PgConnection,
-        own: String,
+        holder: i32,
     }
 
     impl Locker for OnPostgres {
@@ -86,14 +86,16 @@ mod on_postgres {
             raw_sql("BEGIN").execute(&mut holds).await.expect("begins");
             let text = format!("SELECT 1 FROM {own}.jobs WHERE id = $1 FOR UPDATE");
             query(AssertSqlSafe(text)).bind(id.as_uuid()).execute(&mut holds).await.expect("locks");
+            let holder = query_scalar("SELECT pg_backend_pid()").fetch_one(&mut holds).await.expect("asks");
             let kills = PgConnection::connect(url).await.expect("connects");
-            Self { holds, kills, own: own.to_owned() }
+            Self { holds, kills, holder }
         }
 
         async fn kill_the_waiting(&mut self) {
-            let text = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
-                        WHERE wait_event_type = 'Lock' AND position($1 IN query) > 0";
-            while query_scalar::<_, i64>(text).bind(&self.own).fetch_one(&mut self.kills).await.expect("kills") == 0 {}
+            let text =
+                "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE $1 = ANY (pg_blocking_pids(pid))";
+            while query_scalar::<_, i64>(text).bind(self.holder).fetch_one(&mut self.kills).await.expect("kills") == 0 {
+            }
         }
 
         async fn unlock(mut self) {
@@ -121,7 +123,7 @@ mod on_mysql {
     struct OnMysql {
         holds: MySqlConnection,
         kills: MySqlConnection,
-        own: String,
+        holder: u64,
     }
 
     impl Locker for OnMysql {
@@ -130,15 +132,30 @@ mod on_mysql {
             raw_sql("BEGIN").execute(&mut holds).await.expect("begins");
             let text = format!("SELECT 1 FROM {own}jobs WHERE id = ? FOR UPDATE");
             query(AssertSqlSafe(text)).bind(id.as_uuid()).execute(&mut holds).await.expect("locks");
+            let holder = query_scalar("SELECT CONNECTION_ID()").fetch_one(&mut holds).await.expect("asks");
             let kills = MySqlConnection::connect(url).await.expect("connects");
-            Self { holds, kills, own: own.to_owned() }
+            Self { holds, kills, holder }
         }
 
         async fn kill_the_waiting(&mut self) {
-            let text = "SELECT trx_mysql_thread_id FROM information_schema.innodb_trx \
-                        WHERE trx_state = 'LOCK WAIT' AND trx_query LIKE CONCAT('%', ?, '%')";
+            let version = query_scalar::<_, String>("SELECT VERSION()").fetch_one(&mut self.kills).await.expect("asks");
+            let (waits, waiting, blocking) = match version.contains("MariaDB") {
+                true => ("information_schema.innodb_lock_waits", "requesting_trx_id", "blocking_trx_id"),
+                false => (
+                    "performance_schema.data_lock_waits",
+                    "requesting_engine_transaction_id",
+                    "blocking_engine_transaction_id",
+                ),
+            };
+            let text = format!(
+                "SELECT waits.trx_mysql_thread_id FROM {waits} AS w \
+                   JOIN information_schema.innodb_trx AS waits ON waits.trx_id = w.{waiting} \
+                   JOIN information_schema.innodb_trx AS holds ON holds.trx_id = w.{blocking} \
+                 WHERE holds.trx_mysql_thread_id = ?"
+            );
             loop {
-                let waiting = query_scalar::<_, u64>(text).bind(&self.own).fetch_optional(&mut self.kills).await;
+                let text = AssertSqlSafe(text.clone());
+                let waiting = query_scalar::<_, u64>(text).bind(self.holder).fetch_optional(&mut self.kills).await;
                 if let Some(thread) = waiting.expect("looks") {
                     let kill = AssertSqlSafe(format!("KILL {thread}"));
                     raw_sql(kill).execute(&mut self.kills).await.expect("kills");
