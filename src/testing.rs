@@ -24,7 +24,7 @@
 //! # }
 //! ```
 //!
-//! For more than one job, give a worker a [`MemoryBackend`](crate::MemoryBackend), whose clock a test can set.
+//! For more than one job, give a worker a [`MemoryBackend`], whose clock a test can set.
 
 use std::time::Duration;
 
