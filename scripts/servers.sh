@@ -48,8 +48,13 @@ port() {
   echo $candidate | tee "$file"
 }
 
-# By its port too: the number of a process that ended with its machine can be another's.
-running() { [ -e "$dir/$1/pid" ] && kill -0 "$(head -n 1 "$dir/$1/pid")" 2>/dev/null && answers "$(port "$1")"; }
+# By its command line: the number of a process that ended with its machine can be another's.
+running() {
+  local pid
+  [ -e "$dir/$1/pid" ] || return
+  pid=$(head -n 1 "$dir/$1/pid")
+  { tr '\0' ' ' <"/proc/$pid/cmdline" || ps -ww -p "$pid" -o args=; } 2>/dev/null | grep -qF "$dir/$1"
+}
 
 # Until the port of server $1, named $2 for people, answers.
 await() {

@@ -108,17 +108,11 @@ pub enum BuildError {
         /// Which value.
         what: &'static str,
     },
-    /// More handlers at once than a worker admits.
-    #[error("a concurrency of {value} is above {max}")]
-    Concurrency {
-        /// What was asked for.
-        value: usize,
-        /// The most that is allowed.
-        max: usize,
-    },
-    /// More reserved jobs than a worker admits.
-    #[error("a prefetch of {value} is above {max}")]
-    Prefetch {
+    /// More handlers at once, or reserved jobs, than a worker admits.
+    #[error("a {what} of {value} is above {max}")]
+    TooMany {
+        /// Of what.
+        what: &'static str,
         /// What was asked for.
         value: usize,
         /// The most that is allowed.

@@ -22,6 +22,7 @@ use queue_core::Transitioner;
 use crate::Queue;
 use crate::QueueError;
 use crate::repeat::Repeats;
+use crate::repeat::may_pass;
 
 /// How often a decision is made anew when the job keeps changing under it.
 pub(crate) const REPLANS: usize = 16;
@@ -164,7 +165,7 @@ impl<B: Inspect + ?Sized> Queue<B> {
             for (decision, answer) in decisions.into_iter().zip(answers) {
                 match answer {
                     Ok(_) => bulk.changed += 1,
-                    Err(TransitionError::Backend(error)) if Repeats::may_pass(&error) => failed.push((decision, error)),
+                    Err(TransitionError::Backend(error)) if may_pass(&error) => failed.push((decision, error)),
                     Err(refused) => bulk.refused.push((decision.seen().id, refused.into())),
                 }
             }

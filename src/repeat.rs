@@ -74,12 +74,7 @@ impl Repeats {
 
     /// The same for a call that only reads: whatever may pass by itself is waited for.
     pub(crate) async fn again_reading(&mut self, error: &Error) -> bool {
-        self.pause_if(Self::may_pass(error)).await
-    }
-
-    /// Whether what is wrong may pass by itself.
-    pub(crate) fn may_pass(error: &Error) -> bool {
-        matches!(error.kind(), ErrorKind::Transient | ErrorKind::Unavailable)
+        self.pause_if(may_pass(error)).await
     }
 
     async fn pause_if(&mut self, repeat: bool) -> bool {
@@ -90,6 +85,11 @@ impl Repeats {
         tokio::time::sleep(self.backoff.pause()).await;
         true
     }
+}
+
+/// What is wrong may pass by itself: a decision can be submitted again, also one whose outcome is unknown.
+pub(crate) fn may_pass(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Transient | ErrorKind::Unavailable)
 }
 
 /// Nothing was written because the store was busy: also a claim and a heartbeat may be made again.

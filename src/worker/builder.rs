@@ -28,7 +28,7 @@ use crate::JobContext;
 use crate::NotDone;
 use crate::RetryPolicy;
 
-/// The most handlers at once.
+/// The most handlers at once, and the most jobs that are reserved for them.
 const MAX_CONCURRENCY: usize = 100_000;
 
 /// A worker that is being put together; made by [`Worker::builder`]. Values are checked by [`build`](Self::build).
@@ -235,7 +235,7 @@ impl WorkerBuilder {
             }
         }
         if self.prefetch > MAX_CONCURRENCY {
-            return Err(BuildError::Prefetch { value: self.prefetch, max: MAX_CONCURRENCY });
+            return Err(BuildError::TooMany { what: "prefetch", value: self.prefetch, max: MAX_CONCURRENCY });
         }
         let config = Config {
             name: self.name.parse().map_err(invalid("worker name"))?,
@@ -276,7 +276,7 @@ fn queues(
         match value {
             0 => return Err(BuildError::Zero { what: "concurrency" }),
             1..=MAX_CONCURRENCY => queues.push((name, value)),
-            _ => return Err(BuildError::Concurrency { value, max: MAX_CONCURRENCY }),
+            _ => return Err(BuildError::TooMany { what: "concurrency", value, max: MAX_CONCURRENCY }),
         }
     }
     Ok(queues)

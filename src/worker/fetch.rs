@@ -36,6 +36,7 @@ use super::settle::Pending;
 use super::slots::Slots;
 use crate::repeat::Backoff;
 use crate::repeat::is_busy;
+use crate::repeat::jittered;
 
 /// How often a claim that the store was too busy for is made again before the next poll.
 const BUSY_CLAIMS: u32 = 3;
@@ -222,11 +223,9 @@ impl Fetch {
                     wake = Wake::Waiting(shared.backend.wait_for_work(&names));
                 }
             }
-            if matches!(wake, Wake::Failed) {
-                // Not at once: the next look is soon enough.
-                if self.queues.iter().any(|queue| queue.more) {
-                    wake = Wake::Waiting(shared.backend.wait_for_work(&names));
-                }
+            // Not at once: the next look is soon enough.
+            if matches!(wake, Wake::Failed) && self.queues.iter().any(|queue| queue.more) {
+                wake = Wake::Waiting(shared.backend.wait_for_work(&names));
             }
         }
     }
@@ -275,7 +274,7 @@ impl Fetch {
         let (started, more) = queue.reserved.start(&self.shared, most).await;
         if !more {
             queue.waits = true;
-            queue.next_look = Instant::now() + Backoff::new(SHORTEST_POLL, SHORTEST_POLL).pause();
+            queue.next_look = Instant::now() + jittered(SHORTEST_POLL);
         }
         for (claim, job) in started {
             self.start(from, claim, job).await;

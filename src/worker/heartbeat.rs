@@ -28,7 +28,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
     let mut explained = JoinSet::new();
     loop {
         ticks.tick().await;
-        metrics::held(shared.held.all().len());
+        metrics::held(&shared.held);
         while explained.try_join_next().is_some() {}
         // A beat must not keep the next one waiting: its outcome is unknown then, and that is no loss.
         let beat = timeout(shared.config.heartbeat, beat(&shared)).await;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use queue_core::Job;
 use queue_core::Name;
 
+use super::held::HeldJobs;
 use super::report::Counted;
 
 #[cfg(feature = "metrics")]
@@ -25,8 +26,8 @@ pub(super) fn counted(what: Counted, by: usize) {
 
 /// How many jobs are held.
 #[cfg(feature = "metrics")]
-pub(super) fn held(jobs: usize) {
-    metrics::gauge!(names::HELD).set(f64::from(u32::try_from(jobs).unwrap_or(u32::MAX)));
+pub(super) fn held(jobs: &HeldJobs) {
+    metrics::gauge!(names::HELD).set(f64::from(u32::try_from(jobs.all().len()).unwrap_or(u32::MAX)));
 }
 
 /// For how long a job was due when it was claimed, by the store's clock.
@@ -48,7 +49,7 @@ pub(super) fn ran(kind: &Name, span: Duration) {
 pub(super) fn counted(_: Counted, _: usize) {}
 
 #[cfg(not(feature = "metrics"))]
-pub(super) fn held(_: usize) {}
+pub(super) fn held(_: &HeldJobs) {}
 
 #[cfg(not(feature = "metrics"))]
 pub(super) fn waited(_: &Job) {}

@@ -28,8 +28,11 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 
 use queue_core::ClaimRequest;
+use queue_core::Decision;
 use queue_core::Inspect;
 use queue_core::Limit;
+use queue_core::Settled;
+use queue_core::TransitionError;
 use queue_core::Transitioner;
 use queue_core::WorkerId;
 use tokio::sync::mpsc;
@@ -37,6 +40,7 @@ use tokio::sync::watch;
 use tokio::task::JoinError;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
+use tokio::time::timeout;
 
 pub use builder::WorkerBuilder;
 pub use cancel::CancelReason;
@@ -95,6 +99,16 @@ impl Shared {
     fn count(&self, what: Counted, by: usize) {
         metrics::counted(what, by);
         held::lock(&self.report).count(what, by as u64);
+    }
+}
+
+impl Shared {
+    /// Submits decisions. A call that hangs is as good as one whose answer was lost; one that is slow must have its time, however
+    /// often leases are renewed.
+    async fn submit_all(&self, decisions: &mut [Decision]) -> Vec<Result<Settled, TransitionError>> {
+        let transitioner = Transitioner::new(&*self.backend);
+        let answers = timeout(self.config.lease.duration() / 3, transitioner.submit_all(decisions)).await;
+        answers.unwrap_or_else(|_| decisions.iter().map(|_| Err(heartbeat::no_answer().into())).collect())
     }
 }
 

@@ -6,20 +6,17 @@ use std::sync::Arc;
 
 use queue_core::Certainty;
 use queue_core::Decision;
-use queue_core::ErrorKind;
 use queue_core::Job;
 use queue_core::Settled;
 use queue_core::Transition;
 use queue_core::TransitionError;
-use queue_core::Transitioner;
 use tokio::time::Instant;
-use tokio::time::timeout;
 
 use super::Shared;
-use super::heartbeat::no_answer;
 use super::held::Claim;
 use super::held::UnderWay;
 use super::report::Counted;
+use crate::repeat::may_pass;
 
 /// The reserved jobs of a queue, in the order in which they were claimed.
 #[derive(Default)]
@@ -67,9 +64,7 @@ impl Reserved {
         }
         let mut decisions: Vec<_> = batch.iter().map(|reservation| reservation.start.clone()).collect();
         let (sent, lease) = (Instant::now(), shared.config.lease.duration());
-        let transitioner = Transitioner::new(&*shared.backend);
-        let answers = timeout(lease / 3, transitioner.submit_all(&mut decisions)).await;
-        let answers = answers.unwrap_or_else(|_| decisions.iter().map(|_| Err(no_answer().into())).collect());
+        let answers = shared.submit_all(&mut decisions).await;
         let mut started = Vec::with_capacity(batch.len());
         let mut failed = false;
         for ((reservation, start), answer) in batch.into_iter().zip(decisions).zip(answers) {
@@ -87,9 +82,7 @@ impl Reserved {
                         started.push((running, job));
                     }
                 }
-                Err(TransitionError::Backend(error))
-                    if matches!(error.kind(), ErrorKind::Transient | ErrorKind::Unavailable) =>
-                {
+                Err(TransitionError::Backend(error)) if may_pass(&error) => {
                     failed = true;
                     let under_way = under_way.filter(|_| error.certainty() == Certainty::Unknown);
                     self.0.push_back(Reservation { claim, job, start, under_way });

@@ -8,18 +8,16 @@ use queue_core::JobState;
 use queue_core::Settled;
 use queue_core::Transition;
 use queue_core::TransitionError;
-use queue_core::Transitioner;
 use tokio::sync::mpsc;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio::time::sleep_until;
-use tokio::time::timeout;
 
 use super::Shared;
-use super::heartbeat::no_answer;
 use super::held::Claim;
 use super::report::Counted;
 use crate::repeat::Backoff;
+use crate::repeat::may_pass;
 
 /// The most outcomes that wait in the settler itself; then handlers wait with theirs, and no slot becomes free.
 const MOST_PENDING: usize = 1_000;
@@ -104,12 +102,7 @@ async fn told(closing: &mut watch::Receiver<bool>) {
 async fn flush(shared: &Shared, ready: Vec<Pending>) -> Vec<Pending> {
     let (mut decisions, abouts): (Vec<_>, Vec<_>) =
         ready.into_iter().map(|pending| (pending.decision, pending.about)).unzip();
-    let transitioner = Transitioner::new(&*shared.backend);
-    // A call that hangs is as good as one whose answer was lost: the same decisions are sent again. One that is slow must have
-    // its time, however often leases are renewed.
-    let patience = shared.config.lease.duration() / 3;
-    let answers = timeout(patience, transitioner.submit_all(&mut decisions)).await;
-    let answers = answers.unwrap_or_else(|_| decisions.iter().map(|_| Err(no_answer().into())).collect());
+    let answers = shared.submit_all(&mut decisions).await;
     let mut again = Vec::new();
     for ((decision, about), answer) in decisions.into_iter().zip(abouts).zip(answers) {
         again.extend(judge(shared, Pending { decision, about }, answer));
@@ -143,7 +136,7 @@ fn judge(shared: &Shared, mut pending: Pending, answer: Result<Settled, Transiti
             return Some(pending);
         }
     }
-    let mends = matches!(error.kind(), ErrorKind::Transient | ErrorKind::Unavailable);
+    let mends = may_pass(&error);
     let in_time = claim.settling_for().is_some_and(|pending| pending < shared.config.lease.duration());
     // The kind says whether a repeat can help; the certainty is about what was sent before, too.
     if mends && in_time {
