@@ -3,6 +3,7 @@
 #
 #   scripts/servers.sh up [NAME...]    installs what is missing, starts, waits until they answer, prints `export TEST_.._URL=..`
 #   scripts/servers.sh env             prints the same of those that run
+#   scripts/servers.sh crash NAME...   kills them without a warning, and starts them again on the data that is there
 #   scripts/servers.sh down [NAME...]  stops them and deletes their data; what was downloaded stays
 #
 # Names: postgres pgbouncer mariadb mysql mongodb; all of them unless told. A server whose variable (TEST_POSTGRES_URL,
@@ -192,8 +193,9 @@ up_mongodb() {
   "$python" -c 'import pymongo' 2>/dev/null || "$program/venv/bin/pip" -q --disable-pip-version-check install pymongo >&2
   port mongodb >/dev/null
   mkdir -p "$at/data"
+  # Processes that tests kill leave transactions behind; by default they would last a minute.
   "$program/mongod" --dbpath "$at/data" --port "$(port mongodb)" --bind_ip 127.0.0.1 --unixSocketPrefix "$at" --replSet rs0 \
-    --wiredTigerCacheSizeGB 0.5 --fork --logpath "$at/log" --pidfilepath "$at/pid" >/dev/null
+    --wiredTigerCacheSizeGB 0.5 --setParameter transactionLifetimeLimitSeconds=15 --fork --logpath "$at/log" --pidfilepath "$at/pid" >/dev/null
   await mongodb MongoDB
   "$python" - "$(port mongodb)" <<'PYTHON'
 import sys, time, pymongo
@@ -258,6 +260,18 @@ down() {
   rm -rf "${dir:?}/$1"
 }
 
+crash() {
+  running "$1" || fail "$1 does not run"
+  local pid; pid=$(head -n 1 "$dir/$1/pid")
+  # PostgreSQL's workers too: as long as one lives it does not start again.
+  # shellcheck disable=SC2046 # one argument for each process, of which some end by themselves
+  kill -KILL "$pid" $(ps -o pid= --ppid "$pid") 2>/dev/null || true
+  while kill -0 "$pid" 2>/dev/null; do sleep 0.05; done
+  # Else PostgreSQL says at length that it might be running.
+  [ "$1" != postgres ] || rm -f "$dir/postgres/data/postmaster.pid"
+  "$0" start "$1"
+}
+
 command=${1:-}
 [ $# -eq 0 ] || shift
 names=("$@")
@@ -273,10 +287,11 @@ case $command in
     exit $status
     ;;
   start) "up_${names[0]}" ;;
+  crash) for name in "${names[@]}"; do crash "$name"; done ;;
   env) print_env ;;
   down) for name in "${names[@]}"; do down "$name"; done ;;
   *)
-    sed -n '2,13s/^# \{0,1\}//p' "$0"
+    sed -n '2,14s/^# \{0,1\}//p' "$0"
     exit 2
     ;;
 esac

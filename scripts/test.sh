@@ -77,6 +77,8 @@ if [ $# -eq 0 ]; then
   if left_out postgres; then set -- "$@" --exclude backend-postgres; fi
   if left_out mariadb && left_out mysql; then set -- "$@" --exclude backend-mysql; fi
   if left_out mongodb; then set -- "$@" --exclude backend-mongo; fi
+  # Most tests wait for a server most of the time.
+  set -- "$@" -- --test-threads=$(($(getconf _NPROCESSORS_ONLN) * 2))
 fi
 status=0
 cargo test --no-fail-fast "$@" 2>&1 | tee "$log" || status=$?

@@ -148,7 +148,8 @@ impl<B: Backend + ?Sized> Enqueue<'_, B> {
     }
 
     /// Stores the job; or, if a job of the same kind that has its unique key is still waiting, gives that one this payload and due
-    /// time. It keeps its id, its priority and its attempts. If it has been claimed by then, it is a duplicate.
+    /// time. It keeps its id, its priority and its attempts. If it has been claimed by then, or has steps of an earlier run, it is a
+    /// duplicate.
     ///
     /// Who enqueues the job that was replaced once more by its id gets the error
     /// [`ErrorKind::IdReused`]: its content is another by now.
@@ -169,6 +170,10 @@ impl<B: Backend + ?Sized> Enqueue<'_, B> {
             let holder = queue.get(existing).await?;
             let is_meant = |job: &Job| job.state() == JobState::Waiting && job.kind == jobs[0].kind;
             match holder {
+                // What it has done was for its arguments of before.
+                Some(begun) if is_meant(&begun) && queue.has_steps(&begun).await? => {
+                    return Ok(Placed::Enqueued(answer));
+                }
                 Some(waiting) if is_meant(&waiting) => match queue.decide(&waiting.execution, &replace).await {
                     Ok(_) => return Ok(Placed::Replaced(existing)),
                     Err(QueueError::NotFound { .. }) => {}

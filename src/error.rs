@@ -60,6 +60,9 @@ pub enum QueueError {
         /// The job.
         id: JobId,
     },
+    /// The store keeps no steps and events.
+    #[error("the store has no durable steps, and so keeps no events")]
+    NoDurableSteps,
     /// The job may not make this move; or it was changed by somebody else, and nothing was changed by this call.
     #[error(transparent)]
     Transition(TransitionError),
@@ -143,6 +146,12 @@ pub enum BuildError {
     Retention {
         /// The state.
         state: JobState,
+    },
+    /// A kind needs durable steps, and the store has none.
+    #[error("kind `{kind}` needs durable steps, which the store does not have")]
+    NoDurableSteps {
+        /// The kind.
+        kind: String,
     },
     /// Nothing to run.
     #[error("a worker needs at least one handler")]

@@ -101,6 +101,11 @@
 //!
 //! [`Queue::into_dyn`] makes of it what [`Queue::connect`] gives.
 //!
+//! # Steps and waits
+//!
+//! A job that is registered by [`WorkerBuilder::register_durable`] keeps what it has done under names, and gives itself up while it waits for
+//! events or for a time: [`DurableContext`]. [`Queue::emit`] emits an event, [`Queue::steps`] shows what a job has done.
+//!
 //! # When a claim is lost
 //!
 //! A worker holds a job by a lease that heartbeats renew. If its machine stands still for longer, another worker takes
@@ -130,8 +135,10 @@
 //! | `worker.lease_uncertain` | warn | a lease was not renewed in time |
 //! | `worker.lease_lost` | warn | a claim is lost; its handler is told |
 //! | `worker.recovered`, `worker.orphan` | warn | a job was put back |
-//! | `worker.purge_failed` | warn | old jobs could not be deleted |
-//! | `worker.sweep_failed` | warn | stale jobs could not be looked for, or one not be put back |
+//! | `worker.wait_over` | debug | the time of a wait is over; its job goes on |
+//! | `worker.announce_failed` | warn | who waits for a child was not told that it has ended, and will look for itself |
+//! | `worker.purge_failed` | warn | old jobs or events could not be deleted |
+//! | `worker.sweep_failed` | warn | stale jobs, or waits that are over, could not be looked for, or one not be put back |
 //!
 //! # Metrics
 //!
@@ -139,7 +146,7 @@
 //!
 //! | metric | kind | labels | meaning |
 //! |---|---|---|---|
-//! | `fenced_queue_jobs_total` | counter | `event` | jobs that were `claimed`, `completed`, `retried`, `failed`, `snoozed`, `canceled`, `released`, `recovered`, `purged`; that ended in a `conflict`, were `lost` to another or stayed `unrecorded`; whose handlers `panicked` or `timed_out`: as in [`Report`] |
+//! | `fenced_queue_jobs_total` | counter | `event` | jobs that were `claimed`, `completed`, `retried`, `failed`, `snoozed`, `canceled`, `released`, `recovered`, `purged`, `suspended` or whose `wait_timed_out`; that ended in a `conflict`, were `lost` to another or stayed `unrecorded`; whose handlers `panicked` or `timed_out`: as in [`Report`] |
 //! | `fenced_queue_jobs_held` | gauge | | jobs that the worker holds, at each heartbeat |
 //! | `fenced_queue_job_wait_seconds` | histogram | `kind` | from when a job was due until it was claimed, by the store's clock |
 //! | `fenced_queue_job_run_seconds` | histogram | `kind` | from when a handler began until it ended |
@@ -166,6 +173,7 @@ mod args;
 mod connect;
 mod enqueue;
 mod error;
+mod events;
 mod operate;
 mod queue;
 mod repeat;
@@ -186,10 +194,14 @@ pub use enqueue::Enqueue;
 pub use enqueue::Placed;
 pub use error::BuildError;
 pub use error::QueueError;
+pub use events::Emit;
 pub use operate::Bulk;
 pub use queue::Queue;
 pub use worker::CancelReason;
 pub use worker::CancelToken;
+pub use worker::Child;
+pub use worker::ChildOutcome;
+pub use worker::DurableContext;
 pub use worker::JobContext;
 pub use worker::JobTransaction;
 pub use worker::KindOptions;
@@ -209,6 +221,8 @@ pub use queue_core::Certainty;
 pub use queue_core::Conflict;
 pub use queue_core::Count;
 pub use queue_core::Delay;
+pub use queue_core::DurableSteps;
+pub use queue_core::Emitted;
 pub use queue_core::Enqueued;
 pub use queue_core::Error;
 pub use queue_core::ErrorKind;
@@ -229,6 +243,8 @@ pub use queue_core::Name;
 pub use queue_core::NewJob;
 pub use queue_core::Page;
 pub use queue_core::Priority;
+pub use queue_core::Step;
+pub use queue_core::StepState;
 pub use queue_core::Timestamp;
 pub use queue_core::Transactional;
 pub use queue_core::TransitionError;
@@ -236,7 +252,8 @@ pub use queue_core::UniqueKey;
 pub use queue_core::When;
 pub use queue_core::WorkerId;
 
-/// The examples of the README compile.
+/// The examples of the README and of the guide compile.
 #[cfg(all(doctest, feature = "sqlite"))]
 #[doc = include_str!("../README.md")]
+#[doc = include_str!("../docs/durable.md")]
 struct Readme;

@@ -192,28 +192,36 @@ impl<B: Inspect + ?Sized> Queue<B> {
     /// stay deleted.
     pub async fn purge(&self, state: JobState, older_than: Duration) -> Result<u64, QueueError> {
         let older_than = Delay::try_from(older_than).map_err(QueueError::invalid("older_than"))?;
-        let batch = Limit::new(PURGE_BATCH).map_err(QueueError::invalid("limit"))?;
-        let mut deleted = 0;
-        loop {
-            let now = self.purge_batch(state, older_than, batch).await?;
-            deleted += now;
-            if now < u64::from(batch.get()) {
-                return Ok(deleted);
-            }
-        }
+        purge(|batch| self.backend.purge(state, older_than, batch)).await
     }
 
-    async fn purge_batch(&self, state: JobState, older_than: Delay, batch: Limit) -> Result<u64, Error> {
-        let mut repeats = Repeats::new();
-        loop {
-            let error = match self.backend.purge(state, older_than, batch).await {
-                Ok(deleted) => return Ok(deleted),
-                Err(error) => error,
-            };
-            // Deleting again is harmless; what a lost answer deleted is only missing from the count.
-            if !repeats.again(&error).await {
-                return Err(error);
+    /// Deletes the events that are kept no longer, batch by batch, and answers how many. Workers do it now and then.
+    ///
+    /// # Errors
+    ///
+    /// A store without durable steps, or another failure of it; the batches before it stay deleted.
+    pub async fn purge_events(&self) -> Result<u64, QueueError> {
+        let steps = self.backend.durable_steps().ok_or(QueueError::NoDurableSteps)?;
+        purge(|batch| steps.purge_events(batch)).await
+    }
+}
+
+/// Deletes batches until there is nothing more to delete.
+async fn purge<F: Future<Output = Result<u64, Error>>>(old: impl Fn(Limit) -> F) -> Result<u64, QueueError> {
+    let batch = Limit::new(PURGE_BATCH).map_err(QueueError::invalid("limit"))?;
+    let (mut repeats, mut deleted) = (Repeats::new(), 0);
+    loop {
+        match old(batch).await {
+            Ok(now) => {
+                deleted += now;
+                if now < u64::from(batch.get()) {
+                    return Ok(deleted);
+                }
+                repeats = Repeats::new();
             }
+            // Deleting again is harmless; what a lost answer deleted is only missing from the count.
+            Err(error) if repeats.again(&error).await => {}
+            Err(error) => return Err(error.into()),
         }
     }
 }

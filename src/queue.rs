@@ -13,8 +13,11 @@ use queue_core::Limit;
 use queue_core::ListFilter;
 use queue_core::NewJob;
 use queue_core::Page;
+use queue_core::Step;
 use queue_core::Transactional;
+use serde::Serialize;
 
+use crate::Emit;
 use crate::Enqueue;
 use crate::JobArgs;
 use crate::QueueError;
@@ -123,6 +126,48 @@ impl<B: Backend + ?Sized> Queue<B> {
             if !repeats.again(&error).await {
                 return Err(error.into());
             }
+        }
+    }
+
+    /// An event for the jobs that wait for it, or come to wait as long as it is kept, to be awaited. If one of this key is kept already,
+    /// nothing happens, and its payload is the answer: the first one wins.
+    ///
+    /// ```
+    /// # use fenced_queue::{Emitted, MemoryBackend, Queue, QueueError};
+    /// # async fn example() -> Result<(), QueueError> {
+    /// # let queue = Queue::new(MemoryBackend::new());
+    /// match queue.emit("paid/7", &1999).await? {
+    ///     Emitted::New { woken } => println!("{woken} jobs go on"),
+    ///     Emitted::Kept(payload) => println!("it was paid before: {payload}"),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// A key that is no name or begins with `fenced-queue/`; a payload over the cap; a store without durable steps; or another
+    /// failure of the store, after which it may be emitted again.
+    pub fn emit<T: Serialize + ?Sized>(&self, event: &str, payload: &T) -> Emit<'_, B> {
+        Emit::new(self, event, payload)
+    }
+
+    /// What a job has done so far, and what it waits for, by name; none also if there is no such job.
+    ///
+    /// # Errors
+    ///
+    /// A store without durable steps, or another failure of it.
+    pub async fn steps(&self, id: JobId) -> Result<Vec<Step>, QueueError> {
+        let steps = self.backend.durable_steps().ok_or(QueueError::NoDurableSteps)?;
+        Ok(steps.steps(id).await?)
+    }
+
+    /// Whether the job has done something that its next run will find.
+    pub(crate) async fn has_steps(&self, job: &Job) -> Result<bool, QueueError> {
+        match self.backend.durable_steps() {
+            // One that was never claimed has done nothing.
+            Some(steps) if job.execution.fence > 0 => Ok(!steps.steps(job.id()).await?.is_empty()),
+            _ => Ok(false),
         }
     }
 

@@ -24,21 +24,49 @@
 //! # }
 //! ```
 //!
+//! A handler with steps finds the events that were emitted before, and is suspended where it waits for another:
+//!
+//! ```
+//! # use std::time::Duration;
+//! # use fenced_queue::testing::TestJob;
+//! # use fenced_queue::{DurableContext, JobArgs, JobState, NotDone};
+//! # #[derive(serde::Serialize, serde::Deserialize)]
+//! # struct Order { id: u64 }
+//! # impl JobArgs for Order { const KIND: &'static str = "order"; }
+//! async fn order(context: DurableContext, args: Order) -> Result<Option<u64>, NotDone> {
+//!     context.wait_for("payment", format!("paid/{}", args.id), Duration::from_secs(3)).await
+//! }
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() {
+//! let job = TestJob::new(&Order { id: 7 }).event("paid/7", &1999).run_durable(order).await;
+//! assert_eq!(job.result.unwrap().as_str(), "1999");
+//!
+//! let job = TestJob::new(&Order { id: 7 }).run_durable(order).await;
+//! assert_eq!(job.state(), JobState::Suspended);
+//! # }
+//! ```
+//!
 //! For more than one job, give a worker a [`MemoryBackend`], whose clock a test can set.
 
 use std::time::Duration;
 
+use queue_core::DurableSteps;
 use queue_core::Job;
 use queue_core::MemoryBackend;
+use queue_core::NewEvent;
 use serde::Serialize;
 
 use crate::CancelReason;
+use crate::DurableContext;
 use crate::JobArgs;
 use crate::JobContext;
 use crate::KindOptions;
 use crate::NotDone;
 use crate::Queue;
 use crate::Worker;
+use crate::WorkerBuilder;
+use crate::events;
 
 /// One job, to be run through a handler.
 #[derive(Debug)]
@@ -50,12 +78,21 @@ pub struct TestJob<'a, A> {
     fence: u64,
     options: KindOptions,
     cancel: Option<CancelReason>,
+    events: Vec<NewEvent>,
 }
 
 impl<'a, A: JobArgs> TestJob<'a, A> {
     /// A job of these arguments on its first attempt.
     pub fn new(args: &'a A) -> Self {
-        Self { args, attempt: 1, max_attempts: 20, fence: 1, options: KindOptions::new(), cancel: None }
+        Self {
+            args,
+            attempt: 1,
+            max_attempts: 20,
+            fence: 1,
+            options: KindOptions::new(),
+            cancel: None,
+            events: Vec::new(),
+        }
     }
 
     /// Which attempt it is, from 1.
@@ -88,6 +125,17 @@ impl<'a, A: JobArgs> TestJob<'a, A> {
         self
     }
 
+    /// An event that was emitted before the job runs, for a handler with steps.
+    ///
+    /// # Panics
+    ///
+    /// If the key is none, or the payload no JSON.
+    pub fn event<T: Serialize + ?Sized>(mut self, key: &str, payload: &T) -> Self {
+        let event = events::new(key, payload);
+        self.events.push(event.unwrap_or_else(|error| panic!("no event: {error}")));
+        self
+    }
+
     /// Runs the handler as a worker would, its arguments written and read again, its panics caught, and answers with the job as it
     /// then is: [`Job::state`], `result`, `errors`, `available_at`.
     ///
@@ -100,12 +148,35 @@ impl<'a, A: JobArgs> TestJob<'a, A> {
         Fut: Future<Output = Result<T, NotDone>> + Send,
         T: Serialize + Send,
     {
+        let options = self.options;
+        self.through(|builder| builder.register_with(options, handler)).await
+    }
+
+    /// The same for a handler with steps. If it waits for what was not emitted the job is suspended.
+    ///
+    /// # Panics
+    ///
+    /// As [`run`](Self::run).
+    pub async fn run_durable<F, Fut, T>(self, handler: F) -> Job
+    where
+        F: Fn(DurableContext, A) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<T, NotDone>> + Send,
+        T: Serialize + Send,
+    {
+        let options = self.options;
+        self.through(|builder| builder.register_durable_with(options, handler)).await
+    }
+
+    async fn through(self, register: impl FnOnce(WorkerBuilder) -> WorkerBuilder) -> Job {
         let backend = MemoryBackend::new();
         let queue = Queue::new(backend.clone());
         // No heartbeat renews it.
         let lease = Duration::from_secs(365 * 24 * 3_600);
-        let builder = Worker::builder(&queue).lease(lease).register_with(self.options, handler);
-        let worker = builder.build().unwrap_or_else(|error| panic!("no worker can be built: {error}"));
+        for event in &self.events {
+            backend.emit(event).await.unwrap_or_else(|error| panic!("an event cannot be emitted: {error}"));
+        }
+        let worker = register(Worker::builder(&queue).lease(lease)).build();
+        let worker = worker.unwrap_or_else(|error| panic!("no worker can be built: {error}"));
         let stored = queue.enqueue(self.args).max_attempts(self.max_attempts).await;
         let id = stored.unwrap_or_else(|error| panic!("the job cannot be enqueued: {error}")).id();
         assert!(self.attempt > 0 && self.fence > 0, "attempts and fences count from 1");

@@ -4,15 +4,15 @@ use std::fmt;
 use std::ops::Deref;
 use std::ops::DerefMut;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::AtomicI64;
 use std::sync::atomic::Ordering;
 
 use async_trait::async_trait;
 use mongodb::Client;
 use mongodb::ClientSession;
 use mongodb::bson::Document;
-use queue_core::Certainty::Unknown;
 use queue_core::*;
+use tokio::sync::Mutex;
 
 use crate::config::MongoOptions;
 use crate::config::checked_database;
@@ -29,7 +29,7 @@ use crate::wake::Watch;
 /// [`ErrorKind::Unsupported`], by a standalone server and by one older than 5.0; and with one of kind
 /// [`ErrorKind::Schema`], if the database has a schema that does not admit this program any more.
 #[derive(Clone, Debug)]
-pub struct MongoBackend(Arc<Handle>);
+pub struct MongoBackend(pub(crate) Arc<Handle>);
 
 impl MongoBackend {
     /// Connects to the database of this URL: see [`MongoOptions::from_url`].
@@ -89,13 +89,14 @@ impl MongoBackend {
             clock,
             signal: WorkSignal::default(),
             watch: Watch::new(change_streams.unwrap_or(is_own)),
-            migrated: AtomicBool::new(false),
+            turns: std::array::from_fn(|_| Mutex::default()),
+            schema: AtomicI64::new(0),
             #[cfg(test)]
             broken: None,
         };
         setup::check_server(&handle).await?;
         let schema = setup::admitted(&handle).await?;
-        handle.migrated.store(schema.version > 0, Ordering::Relaxed);
+        handle.schema.store(schema.version, Ordering::Relaxed);
         Ok(Self(Arc::new(handle)))
     }
 
@@ -126,12 +127,13 @@ impl Backend for MongoBackend {
         capabilities.max_payload = self.0.max_payload;
         capabilities.skips_locked_rows = true;
         capabilities.wakes = true;
+        capabilities.durable_steps = true;
         capabilities
     }
 
     async fn migrate(&self) -> Result<()> {
-        setup::migrate(&self.0).await?;
-        self.0.migrated.store(true, Ordering::Relaxed);
+        let version = setup::migrate(&self.0).await?;
+        self.0.schema.store(version, Ordering::Relaxed);
         Ok(())
     }
 
@@ -210,6 +212,10 @@ impl Backend for MongoBackend {
         self.0.signal.wait().await;
         Ok(())
     }
+
+    fn durable_steps(&self) -> Option<&dyn DurableSteps> {
+        Some(self)
+    }
 }
 
 #[async_trait]
@@ -228,24 +234,12 @@ impl Inspect for MongoBackend {
     }
 
     async fn purge(&self, state: JobState, older_than: Delay, limit: Limit) -> Result<u64> {
-        const AT_ONCE: usize = 1000;
         check_purge(state)?;
         let handle = &*self.0;
         handle.ready("purge").await?;
         let find = handle.ops.purgeable(state, older_than, handle.offset(), limit);
         let ids: Vec<_> = handle.read("purge", find, None).await?.iter().map(row::id).collect();
-        let mut purged = 0;
-        for ids in ids.chunks(AT_ONCE) {
-            let command = handle.ops.purge(ids, state, older_than, handle.offset());
-            let deadline = handle.deadline(ids.len());
-            let reply = handle.write("purge", command, Writes::Rows, handle.patience(ids.len()), deadline).await;
-            let reply = reply.map_err(|error| if purged > 0 { error.with_certainty(Unknown) } else { error })?;
-            if let Some(error) = crate::error::item_errors(&reply).pop() {
-                return Err(error.into_error("purge").with_certainty(Unknown));
-            }
-            purged += u64::try_from(reply.get_i32("n").unwrap_or_default()).unwrap_or_default();
-        }
-        Ok(purged)
+        handle.delete(&ids, |ids| handle.ops.purge(ids, state, older_than, handle.offset())).await
     }
 }
 
@@ -263,6 +257,10 @@ impl Transactional for MongoBackend {
 
     async fn begin(&self) -> Result<MongoTransaction> {
         Ok(MongoTransaction(self.0.begin().await?))
+    }
+
+    async fn begin_for(&self, execution: &Execution) -> Result<MongoTransaction> {
+        Ok(MongoTransaction(self.0.begin_for(execution).await?))
     }
 
     async fn commit(&self, transaction: MongoTransaction) -> Result<()> {

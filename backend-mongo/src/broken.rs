@@ -93,6 +93,30 @@ fn is_claim(command: &Document) -> bool {
     command.get_str("hint") == Ok("due")
 }
 
+/// The writing of a step, which is decided on by an expression.
+fn is_step(command: &Document) -> bool {
+    command
+        .get_array("update")
+        .is_ok_and(|update| update.iter().filter_map(Bson::as_document).any(|stage| stage.contains_key("$replaceWith")))
+        && !command.contains_key("upsert")
+}
+
+/// The writing of an event's row: to keep an event, or only to lock it.
+fn is_event(command: &Document, keeps: bool) -> bool {
+    command.get_bool("upsert") == Ok(true) && command.get_bool("new") == Ok(!keeps)
+}
+
+/// The end of a condition's list, if the list has this many.
+fn otherwise(value: &Bson, is_it: impl Fn(&[Bson]) -> bool) -> Option<Bson> {
+    let cases = value.as_document()?.get_array("$cond").ok()?;
+    is_it(cases).then(|| cases.last().cloned()).flatten()
+}
+
+/// Changes a command wherever it can be changed.
+fn replace_all(command: &mut Document, with: &impl Fn(&Bson) -> Option<Bson>) {
+    command.iter_mut().for_each(|(_, value)| replace(value, with));
+}
+
 /// What a mistake is, where it is made, and the case that finds it.
 const MISTAKES: &[(&str, &str, Broken)] = &[
     // Nothing equals null, so a null is left out of the comparison.
@@ -191,6 +215,51 @@ const MISTAKES: &[(&str, &str, Broken)] = &[
             set.iter_mut().for_each(|(_, value)| replace(value, &all));
         }
     }),
+    ("a step is written without the fingerprint", "steps::a_lost_claim_writes_nothing", |command| {
+        if is_step(command) {
+            for filter in filters(command) {
+                filter.retain_only("_id");
+            }
+        }
+    }),
+    ("a step is written over what is there", "steps::the_first_value_stays", |command| {
+        if is_step(command) {
+            let write = |value: &Bson| otherwise(value, |cases| cases.get(1) == Some(&Bson::Document(doc! {})));
+            replace_all(command, &write);
+        }
+    }),
+    ("the names of steps are no literals", "steps::names_are_compared_byte_for_byte", |command| {
+        if is_step(command) {
+            replace_all(command, &|value| value.as_document()?.get("$literal").cloned());
+        }
+    }),
+    ("a wait that is registered again begins anew", "waits::the_deadline_is_fixed_once", |command| {
+        if is_step(command) {
+            let due = |value: &Bson| otherwise(value, |cases| cases.get(1) == Some(&Bson::from("$$there.until")));
+            replace_all(command, &due);
+        }
+    }),
+    ("an event is looked up before a wait, but not locked", "waits::race_of_registration_and_event", |command| {
+        if is_event(command, false) {
+            command.remove("upsert");
+            command.insert("update", [doc! { "$set": { "payload": "$payload" } }].to_vec());
+        }
+    }),
+    ("the last payload of an event is kept", "events::the_first_payload_wins", |command| {
+        if is_event(command, true) {
+            let put = |value: &Bson| otherwise(value, |cases| cases.get(1) == Some(&Bson::from("$$ROOT")));
+            replace_all(command, &put);
+        }
+    }),
+    ("a sweep ends the waits that it listed", "waits::race_of_sweeps", |command| {
+        if sets(command).iter().any(|set| set.contains_key("wait")) {
+            for filter in filters(command) {
+                if filter.contains_key("$expr") && !filter.contains_key("wait.event") {
+                    filter.retain_only("_id");
+                }
+            }
+        }
+    }),
 ];
 
 trait RetainOnly {
@@ -270,8 +339,8 @@ impl Store for MistakenStore {
         self.store.hold(row).await
     }
 
-    async fn begin(&self) -> Result<Box<dyn CallerTransaction>, BoxError> {
-        self.store.begin().await
+    async fn begin(&self, settles: Option<&Execution>) -> Result<Box<dyn CallerTransaction>, BoxError> {
+        self.store.begin(settles).await
     }
 }
 

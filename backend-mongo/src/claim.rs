@@ -29,6 +29,7 @@ use crate::handle::Handle;
 use crate::handle::MAJORITY_WAIT;
 use crate::handle::ROW_WAITS;
 use crate::handle::count;
+use crate::handle::random;
 use crate::handle::within;
 use crate::ops::KINDS;
 use crate::row;
@@ -246,12 +247,6 @@ impl Claim<'_> {
 /// Whether a lease that began after this may be over.
 fn has_run_out(lease: Lease, since: Instant) -> bool {
     lease.duration() >= SHORTEST_LEASE && since.elapsed() >= lease.duration()
-}
-
-/// A number below this one.
-fn random(below: usize) -> usize {
-    let (_, random) = Revision::random().as_uuid().as_u64_pair();
-    usize::try_from(random % below.max(1) as u64).unwrap_or_default()
 }
 
 impl Handle {

@@ -82,7 +82,7 @@ impl Default for MongoOptions {
 
 impl MongoOptions {
     /// The most that [`max_payload`](Self::max_payload) may be: a row of 16 MB has room for a payload, a result and the
-    /// failures.
+    /// failures. For steps and waits it should be a quarter of that at most.
     pub const LARGEST_MAX_PAYLOAD: usize = 7 * 1024 * 1024;
 
     /// `mongodb://..`, or `mongodb+srv://..` with the feature `dns`, as MongoDB's manual has them. It names the database, or

@@ -2,9 +2,12 @@
 
 use std::collections::HashMap;
 use std::future::Future;
+use std::hash::BuildHasher;
+use std::hash::BuildHasherDefault;
+use std::hash::DefaultHasher;
 #[cfg(test)]
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::AtomicI64;
 #[cfg(test)]
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering;
@@ -21,21 +24,31 @@ use mongodb::bson::Document;
 use mongodb::bson::RawDocumentBuf;
 use mongodb::bson::doc;
 use mongodb::options::ReadConcern;
+use mongodb::options::ReadPreference;
+use mongodb::options::SelectionCriteria;
 use mongodb::options::WriteConcern;
+use queue_core::Certainty::NotApplied;
 use queue_core::Certainty::Unknown;
 use queue_core::ClockOffset;
 use queue_core::Error;
 use queue_core::ErrorKind;
+use queue_core::Execution;
 use queue_core::Identifier;
 use queue_core::JobId;
+use queue_core::Name;
 use queue_core::Result;
 use queue_core::Revision;
 use queue_core::Unreadable;
 use queue_core::Update;
 use queue_core::UpdateRequest;
 use queue_core::WorkSignal;
+use tokio::sync::Mutex;
+use tokio::sync::MutexGuard;
+use tokio::task::JoinError;
 use tokio::time::Instant;
+use tokio::time::sleep;
 use tokio::time::timeout;
+use tokio::time::timeout_at;
 
 use crate::error::Concern;
 use crate::error::Writes;
@@ -80,8 +93,11 @@ pub(crate) struct Handle {
     pub(crate) clock: ClockOffset,
     pub(crate) signal: WorkSignal,
     pub(crate) watch: Watch,
-    /// Whether the schema has been seen: MongoDB finds nothing in a collection that is not there, and says nothing of it.
-    pub(crate) migrated: AtomicBool,
+    /// The schema that has been seen: MongoDB finds nothing in a collection that is not there, and says nothing of it.
+    pub(crate) schema: AtomicI64,
+    /// Those of this process who are about one event take turns: in the store, where they would have to as well, they would
+    /// meet again and again.
+    pub(crate) turns: [Mutex<()>; 64],
     /// Changes commands before they are sent, and counts which it changed.
     #[cfg(test)]
     pub(crate) broken: Option<(Broken, Arc<AtomicUsize>)>,
@@ -144,15 +160,65 @@ impl Handle {
         let begun = async {
             let mut session = self.client.start_session().await?;
             let (reads, writes) = (ReadConcern::snapshot(), WriteConcern::majority());
-            session.start_transaction().read_concern(reads).write_concern(writes).await?;
+            let primary = SelectionCriteria::ReadPreference(ReadPreference::Primary);
+            let transaction = session.start_transaction().read_concern(reads).write_concern(writes);
+            transaction.selection_criteria(primary).await?;
             Ok(session)
         };
         begun.await.map_err(|error| failed("begin", Writes::Nothing, error))
     }
 
+    /// The same, and locks the row of an execution, if that is current: a transaction cannot change what was written after its first
+    /// read, and a heartbeat would be enough.
+    pub(crate) async fn begin_for(&self, execution: &Execution) -> Result<ClientSession> {
+        let locked = async || {
+            let mut session = self.begin().await?;
+            // Before anything is locked: see `update_one`.
+            self.read("begin", self.ops.executions([execution.id]), Some(&mut session)).await?;
+            let locked = self.run(self.ops.lock(execution, self.offset()), Some(&mut session)).await;
+            locked.map_err(|error| failed("begin", Writes::Nothing, error))?;
+            Ok(session)
+        };
+        self.repeated("begin", locked).await
+    }
+
     /// Commits. The driver repeats that once by itself; so may the caller of the whole, who finds out what became of it.
     pub(crate) async fn commit(&self, mut session: ClientSession) -> Result<()> {
-        session.commit_transaction().await.map_err(commit_failed)
+        to_the_end(async move { session.commit_transaction().await.map_err(commit_failed) }).await
+    }
+
+    /// Waits for its turn at an event, as long as a write may wait. Events may share one.
+    pub(crate) async fn turn(&self, call: &str, event: &Name) -> Result<MutexGuard<'_, ()>> {
+        let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(event);
+        let turn = &self.turns[usize::try_from(hash % self.turns.len() as u64).unwrap_or_default()];
+        let late =
+            |_| Error::not_applied(ErrorKind::Transient, format!("{call}: too many are about the event at once"));
+        timeout_at(self.deadline(1), turn.lock()).await.map_err(late)
+    }
+
+    /// Repeats a write that meets somebody else's, for as long as a write may wait.
+    pub(crate) async fn repeated<T, F>(&self, call: &str, attempt: impl Fn() -> F) -> Result<T>
+    where
+        F: Future<Output = Result<T>>,
+    {
+        const LONGEST_PAUSE: usize = 32_000;
+        let deadline = self.deadline(1);
+        let mut pause = 500;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now()).max(MAJORITY_WAIT);
+            match within(call, Writes::Rows, left, attempt()).await {
+                Err(error)
+                    if error.kind() == ErrorKind::Transient
+                        && error.certainty() == NotApplied
+                        && Instant::now() < deadline =>
+                {
+                    // At random, so that those who met do not meet again.
+                    sleep(Duration::from_micros(random(pause) as u64)).await;
+                    pause = LONGEST_PAUSE.min(2 * pause);
+                }
+                answer => return answer,
+            }
+        }
     }
 
     /// The rows of a command that reads, from the primary.
@@ -267,14 +333,33 @@ impl Handle {
 
     /// Refuses to work where there is no schema.
     pub(crate) async fn ready(&self, call: &str) -> Result<()> {
-        if self.migrated.load(Ordering::Relaxed) {
+        self.ready_since(1, call).await
+    }
+
+    /// The same where there is none of this version or a later one.
+    pub(crate) async fn ready_since(&self, version: i64, call: &str) -> Result<()> {
+        if self.schema.load(Ordering::Relaxed) >= version {
             return Ok(());
         }
-        if setup::admitted(self).await?.version == 0 {
-            return Err(setup::missing(call));
+        let found = setup::admitted(self).await?.version;
+        self.schema.store(found, Ordering::Relaxed);
+        if found < version { Err(setup::missing(call)) } else { Ok(()) }
+    }
+
+    /// Deletes rows that are over, some at once, and answers how many still were.
+    pub(crate) async fn delete<T>(&self, of: &[T], command: impl Fn(&[T]) -> Document) -> Result<u64> {
+        const AT_ONCE: usize = 1000;
+        let mut purged = 0;
+        for of in of.chunks(AT_ONCE) {
+            let (wait, deadline) = (self.patience(of.len()), self.deadline(of.len()));
+            let reply = self.write("purge", command(of), Writes::Rows, wait, deadline).await;
+            let reply = reply.map_err(|error| if purged > 0 { error.with_certainty(Unknown) } else { error })?;
+            if let Some(error) = item_errors(&reply).pop() {
+                return Err(error.into_error("purge").with_certainty(Unknown));
+            }
+            purged += count(&reply, "n") as u64;
         }
-        self.migrated.store(true, Ordering::Relaxed);
-        Ok(())
+        Ok(purged)
     }
 
     /// One compare-and-update, in the caller's transaction or in none.
@@ -361,6 +446,23 @@ impl Handle {
     }
 }
 
+/// Runs to its end what must not be left in the middle, also if nobody waits for it any more. Of a transaction whose first
+/// command, or whose commit, was dropped the driver thinks that there is nothing to abort, and the server would keep its locks
+/// for a minute.
+pub(crate) async fn to_the_end<T: Send + 'static>(call: impl Future<Output = Result<T>> + Send + 'static) -> Result<T> {
+    match tokio::spawn(call).await.map_err(JoinError::try_into_panic) {
+        Ok(answer) => answer,
+        Err(Ok(panic)) => std::panic::resume_unwind(panic),
+        Err(Err(_)) => Err(Error::new(ErrorKind::Unavailable, Unknown, "the runtime shut down")),
+    }
+}
+
+/// A number below this one.
+pub(crate) fn random(below: usize) -> usize {
+    let (_, random) = Revision::random().as_uuid().as_u64_pair();
+    usize::try_from(random % below.max(1) as u64).unwrap_or_default()
+}
+
 /// Until when a write with this deadline waits for a majority.
 pub(crate) fn for_majority(deadline: Instant) -> Instant {
     deadline.max(Instant::now() + MAJORITY_WAIT)
@@ -386,7 +488,7 @@ pub(crate) async fn within<T>(
 }
 
 /// A row that did not match.
-fn present(row: &Document) -> Update {
+pub(crate) fn present(row: &Document) -> Update {
     row::execution(row).map_or_else(Update::Unreadable, Update::Conflict)
 }
 
@@ -399,7 +501,7 @@ fn written_as(update: &UpdateRequest, row: &Document) -> Result<Update> {
 }
 
 /// It matched and was written, and still cannot be read: broken by hand where the fingerprint does not look.
-fn broken(row: Unreadable, certainty: queue_core::Certainty) -> Error {
+pub(crate) fn broken(row: Unreadable, certainty: queue_core::Certainty) -> Error {
     let Unreadable { id, reason, .. } = row;
     Error::new(ErrorKind::Schema, certainty, format!("job {id} cannot be read: {reason}"))
 }

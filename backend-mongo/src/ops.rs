@@ -8,6 +8,7 @@
 //! here always has every field.
 
 mod claim;
+mod steps;
 mod update;
 
 use std::collections::BTreeMap;
@@ -29,6 +30,10 @@ use queue_core::Timestamp;
 use queue_core::UniqueKey;
 use queue_core::WorkerId;
 
+pub(crate) use steps::Over;
+pub(crate) use steps::event_of;
+pub(crate) use steps::room;
+
 use crate::row::binary;
 use crate::row::date;
 
@@ -48,6 +53,7 @@ pub(crate) const KINDS: usize = 100;
 #[derive(Debug)]
 pub(crate) struct Ops {
     pub(crate) jobs: String,
+    pub(crate) events: String,
     pub(crate) schema: String,
 }
 
@@ -98,6 +104,11 @@ fn execution() -> Document {
     }
 }
 
+/// A job as it is read by those who do not ask for its steps: their values may be large.
+fn without_steps() -> Document {
+    doc! { "steps": 0 }
+}
+
 /// Rows whose id is one; nothing else is ever written, but a collection takes anything.
 fn any_id() -> Document {
     doc! { "$gte": binary(uuid::Uuid::nil()), "$lte": binary(uuid::Uuid::max()) }
@@ -112,7 +123,8 @@ fn after_id(after: Option<JobId>) -> Document {
 
 impl Ops {
     pub(crate) fn new(prefix: &Identifier) -> Self {
-        Self { jobs: format!("{prefix}jobs"), schema: format!("{prefix}schema") }
+        let name = |of: &str| format!("{prefix}{of}");
+        Self { jobs: name("jobs"), events: name("events"), schema: name("schema") }
     }
 
     /// What the schema says of itself.
@@ -131,9 +143,11 @@ impl Ops {
         doc! { "find": &self.jobs, "filter": filter, "hint": index, "batchSize": i64::from(Limit::MAX.get()) + 1 }
     }
 
-    /// Rows by id, with all of their fields.
+    /// Rows by id.
     pub(crate) fn get(&self, of: impl IntoIterator<Item = JobId>) -> Document {
-        self.find(doc! { "_id": { "$in": ids(of) } }, "_id_")
+        let mut find = self.find(doc! { "_id": { "$in": ids(of) } }, "_id_");
+        find.insert("projection", without_steps());
+        find
     }
 
     /// Rows by id, their lifecycle part and the mark of a batch.
@@ -209,6 +223,8 @@ impl Ops {
                 "limit_key": null,
                 "tags": null,
                 BATCH: null,
+                "wait": null,
+                "steps": [],
                 "errors": [],
                 "result": null,
                 "payload": payload.as_str(),
@@ -240,7 +256,7 @@ impl Ops {
             }
             finds.push((expired, leases, doc! { "lease_expires_at": 1, "_id": 1 }));
         }
-        let page = |(filter, index, sort)| self.page(filter, index, sort, limit, Some(execution()));
+        let page = |(filter, index, sort)| self.page(filter, index, sort, limit, execution());
         finds.into_iter().map(page).collect()
     }
 
@@ -258,24 +274,17 @@ impl Ops {
                 "state": state.as_str(), "claimed_by": worker.as_str(), "_id": after_id(after_this),
                 "$expr": { "$lte": ["$claimed_at", after(offset, older_than.as_millis().saturating_neg())] },
             };
-            self.page(filter, holders, doc! { "_id": 1 }, limit, Some(execution()))
+            self.page(filter, holders, doc! { "_id": 1 }, limit, execution())
         };
         HELD.into_iter().map(find).collect()
     }
 
     /// One row more than fits, to tell whether another page follows.
-    fn page(
-        &self,
-        filter: Document,
-        index: &str,
-        sort: Document,
-        limit: Limit,
-        projection: Option<Document>,
-    ) -> Document {
+    fn page(&self, filter: Document, index: &str, sort: Document, limit: Limit, projection: Document) -> Document {
         let mut find = self.find(filter, index);
         find.insert("sort", sort);
         find.insert("limit", i64::from(limit.get()) + 1);
-        find.extend(projection.map(|projection| ("projection".to_owned(), projection.into())));
+        find.insert("projection", projection);
         find
     }
 
@@ -288,7 +297,7 @@ impl Ops {
             ("state", filter.state.map(JobState::as_str)),
         ];
         query.extend(narrows.into_iter().filter_map(|(field, value)| Some((field.to_owned(), Bson::from(value?)))));
-        self.page(query, "_id_", doc! { "_id": 1 }, limit, None)
+        self.page(query, "_id_", doc! { "_id": 1 }, limit, without_steps())
     }
 
     /// How many rows of a queue are in a state.

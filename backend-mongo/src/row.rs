@@ -9,6 +9,7 @@ use mongodb::bson::Document;
 use mongodb::bson::RawDocumentBuf;
 use mongodb::bson::spec::BinarySubtype;
 use queue_core::Count;
+use queue_core::Error;
 use queue_core::Execution;
 use queue_core::Failure;
 use queue_core::FailureText;
@@ -21,9 +22,13 @@ use queue_core::NewJob;
 use queue_core::Priority;
 use queue_core::Revision;
 use queue_core::StaleCursor;
+use queue_core::Step;
+use queue_core::StepState;
 use queue_core::Timestamp;
 use queue_core::UniqueKey;
 use queue_core::Unreadable;
+use queue_core::unreadable_event;
+use queue_core::unreadable_step;
 use uuid::Uuid;
 
 use crate::ops::BATCH;
@@ -246,6 +251,41 @@ pub(crate) fn seen(row: Document) -> Result<Seen, String> {
         return Ok(Seen::Holder { queue, key, id: uuid(&row, "_id")?.into() });
     }
     Ok(Seen::Stored(row))
+}
+
+fn step(step: &Bson) -> Result<Step, String> {
+    let Bson::Document(step) = step else { return Err(wrong("steps", "a list of documents", step)) };
+    let state = StepState::from_columns(
+        text(step, "state")?,
+        optional(step, "event", parsed)?,
+        optional(step, "until", instant)?,
+        optional(step, "revision", uuid)?.map(Revision::from),
+        optional(step, "value", parsed)?,
+    )?;
+    Ok(Step { name: parsed(step, "name")?, fence: number(step, "fence")?, state })
+}
+
+/// The steps in the row of this job, in order of their names.
+pub(crate) fn steps(of: JobId, row: &Document) -> Result<Vec<Step>, Error> {
+    let steps: Result<Vec<_>, _> = match get(row, "steps") {
+        // One that a program of schema 1 stored; but one that is no document has no other field either.
+        Bson::Null if row.contains_key("revision") => Ok(Vec::new()),
+        Bson::Array(steps) => steps.iter().map(step).collect(),
+        other => Err(wrong("steps", "a list", other)),
+    };
+    let mut steps = steps.map_err(|reason| unreadable_step(of, reason))?;
+    steps.sort_by(|one, other| one.name.cmp(&other.name));
+    Ok(steps)
+}
+
+/// The payload in the row of the event of this key.
+pub(crate) fn payload(key: &Name, row: &Document) -> Result<Option<Json>, Error> {
+    optional(row, "payload", parsed).map_err(|reason| unreadable_event(key, reason))
+}
+
+/// A row's size, as it was measured.
+pub(crate) fn size(row: &Document) -> i64 {
+    integer(row, "size").unwrap_or_default()
 }
 
 /// How many jobs of a queue are in a state.

@@ -65,7 +65,19 @@ impl fmt::Display for Migration {
 /// The migrations as [`migrate`](queue_core::Backend::migrate) runs them for this prefix: to be read, or run by hand, in
 /// order, each that leads to a version above that in the collection `schema`. They are only ever added to.
 pub fn migrations(prefix: &Identifier) -> Vec<Migration> {
-    vec![Migration { version: 1, commands: first(prefix) }]
+    vec![Migration { version: 1, commands: first(prefix) }, Migration { version: 2, commands: steps(prefix) }]
+}
+
+/// The schema that steps, waits and events came with.
+pub(crate) const STEPS: i64 = 2;
+
+fn index(name: &str, key: Document, partial: Document) -> Document {
+    doc! { "name": name, "key": key, "partialFilterExpression": partial }
+}
+
+/// Each command of a migration waits for a majority.
+fn acknowledged() -> Document {
+    doc! { "w": "majority", "j": true }
 }
 
 /// Schema 1: jobs, and which programs may work on them.
@@ -74,9 +86,6 @@ pub fn migrations(prefix: &Identifier) -> Vec<Migration> {
 /// fields, and the programs of this one keep running beside it. All indexes are made by one command, which makes all of them
 /// or none. The commands name the index that they use, so one that is dropped or renamed raises `oldest_version`.
 fn first(prefix: &Identifier) -> Vec<Document> {
-    let index = |name: &str, key: Document, partial: Document| {
-        doc! { "name": name, "key": key, "partialFilterExpression": partial }
-    };
     let by_lease = doc! { "lease_expires_at": 1, "_id": 1 };
     let by_holder = doc! { "claimed_by": 1, "_id": 1 };
     let mut unique =
@@ -102,12 +111,39 @@ fn first(prefix: &Identifier) -> Vec<Document> {
     ];
     let version = doc! { "version": 1_i64, "oldest_version": 1_i64, "oldest_release": "0.1.0" };
     let version = doc! { "q": { "_id": "schema" }, "u": { "$setOnInsert": version }, "upsert": true };
-    let acknowledged = doc! { "w": "majority", "j": true };
     vec![
-        doc! { "create": format!("{prefix}jobs"), "writeConcern": acknowledged.clone() },
-        doc! { "createIndexes": format!("{prefix}jobs"), "indexes": indexes, "writeConcern": acknowledged.clone() },
+        doc! { "create": format!("{prefix}jobs"), "writeConcern": acknowledged() },
+        doc! { "createIndexes": format!("{prefix}jobs"), "indexes": indexes, "writeConcern": acknowledged() },
         // One row: the schema's version, and the oldest version that programs may have that work on it. Last.
-        doc! { "update": format!("{prefix}schema"), "updates": [version], "writeConcern": acknowledged },
+        doc! { "update": format!("{prefix}schema"), "updates": [version], "writeConcern": acknowledged() },
+    ]
+}
+
+/// Schema 2: what jobs have done and wait for. Programs of schema 1 work on beside it: they know the state `suspended`, leave the
+/// new fields of a job as they are, and store jobs without them, which is the same as empty.
+fn steps(prefix: &Identifier) -> Vec<Document> {
+    let by_time = doc! { "kept_until": 1, "_id": 1 };
+    let suspended = doc! { "state": "suspended" };
+    let mut awaited = suspended.clone();
+    awaited.insert("wait.event", doc! { "$type": "string" });
+    let jobs = vec![
+        // Whom an event wakes.
+        index("awaited", doc! { "wait.event": 1, "_id": 1 }, awaited),
+        // What the sweep of overdue waits walks.
+        index("suspended", doc! { "available_at": 1, "_id": 1 }, suspended),
+    ];
+    let events = vec![
+        // What a purge walks: events, and rows that were only locked by those who waited for one.
+        index("kept", by_time.clone(), doc! { "payload": { "$type": "string" } }),
+        index("places", by_time, doc! { "payload": { "$type": "null" } }),
+    ];
+    let earlier = doc! { "_id": "schema", "version": { "$lt": 2_i64 } };
+    let version = doc! { "q": earlier, "u": { "$set": { "version": 2_i64 } } };
+    vec![
+        doc! { "createIndexes": format!("{prefix}jobs"), "indexes": jobs, "writeConcern": acknowledged() },
+        doc! { "create": format!("{prefix}events"), "writeConcern": acknowledged() },
+        doc! { "createIndexes": format!("{prefix}events"), "indexes": events, "writeConcern": acknowledged() },
+        doc! { "update": format!("{prefix}schema"), "updates": [version], "writeConcern": acknowledged() },
     ]
 }
 
@@ -130,17 +166,17 @@ pub(crate) async fn admitted(handle: &Handle) -> Result<SchemaVersion> {
 }
 
 /// Runs what is missing. Any number of processes may do so at once: each command finds done what others did, and the version
-/// is set last, so that whoever dies in the middle leaves it to the next.
-pub(crate) async fn migrate(handle: &Handle) -> Result<()> {
+/// is set last, so that whoever dies in the middle leaves it to the next. Answers with the version that is there now.
+pub(crate) async fn migrate(handle: &Handle) -> Result<i64> {
     let prefix = &handle.prefix;
     let present = admitted(handle).await?;
-    for Migration { version, commands } in migrations(prefix) {
-        if !present.lacks(version) {
-            continue;
-        }
-        if version == 1 {
-            check_what_is_there(handle).await?;
-        }
+    let mut missing = migrations(prefix);
+    missing.retain(|migration| present.lacks(migration.version));
+    for Migration { version, .. } in &missing {
+        check_what_is_there(handle, *version).await?;
+    }
+    let mut reached = present.version;
+    for Migration { version, commands } in missing {
         for command in commands {
             match handle.run(command, None).await {
                 Err(error) if exists_already(&error) => {}
@@ -160,18 +196,30 @@ pub(crate) async fn migrate(handle: &Handle) -> Result<()> {
             }
         }
         tracing::info!(%prefix, version, "migrated the schema");
+        reached = i64::try_from(version).unwrap_or(i64::MAX);
     }
-    Ok(())
+    Ok(reached)
 }
 
-/// Refuses a collection of this name that is of a kind which does not keep every row and compare every byte, or that has rows
-/// which are no jobs.
-async fn check_what_is_there(handle: &Handle) -> Result<()> {
+/// Refuses a collection of a name that a migration wants which is of a kind that does not keep every row and compare every byte,
+/// or which has rows that are not ours.
+async fn check_what_is_there(handle: &Handle, version: usize) -> Result<()> {
     let in_the_way = |name: &str, reason: &str| {
         Err(Error::not_applied(ErrorKind::Schema, format!("migrating: there is a collection {name} {reason}")))
     };
-    let names = vec![Bson::from(&handle.ops.jobs), Bson::from(&handle.ops.schema)];
-    let list = doc! { "listCollections": 1, "filter": { "name": { "$in": names } }, "authorizedCollections": true };
+    let (ours, what, names) = match version {
+        1 => {
+            let text = doc! { "$type": "string" };
+            let job = doc! { "queue": &text, "state": &text, "revision": { "$type": "binData" } };
+            (job, "jobs", vec![&handle.ops.jobs, &handle.ops.schema])
+        }
+        _ => {
+            let event = doc! { "_id": { "$type": "string" }, "kept_until": { "$type": "date" } };
+            (event, "events", vec![&handle.ops.events])
+        }
+    };
+    let filter = doc! { "name": { "$in": names.clone() } };
+    let list = doc! { "listCollections": 1, "filter": filter, "authorizedCollections": true };
     for collection in handle.read("migrating", list, None).await? {
         let name = collection.get_str("name").unwrap_or_default();
         if collection.get_str("type").is_ok_and(|kind| kind != "collection") {
@@ -182,13 +230,11 @@ async fn check_what_is_there(handle: &Handle) -> Result<()> {
             return in_the_way(name, "with a collation or a cap");
         }
     }
-    let jobs = &handle.ops.jobs;
-    let job =
-        doc! { "queue": { "$type": "string" }, "state": { "$type": "string" }, "revision": { "$type": "binData" } };
-    let find = doc! { "find": jobs, "filter": { "$nor": [job] }, "limit": 1, "projection": { "_id": 1 } };
+    let rows = names[0];
+    let find = doc! { "find": rows, "filter": { "$nor": [ours] }, "limit": 1, "projection": { "_id": 1 } };
     if let Some(other) = handle.read("migrating", find, None).await?.first() {
         let id = other.get("_id").unwrap_or(&Bson::Null);
-        return in_the_way(jobs, &format!("with rows that are no jobs, such as {id}"));
+        return in_the_way(rows, &format!("with rows that are no {what}, such as {id}"));
     }
     Ok(())
 }

@@ -92,10 +92,87 @@ async fn a_dropped_call_is_whole_or_not_at_all_and_leaves_nothing_open() {
         drop_after(polls, backend.list(&ListFilter::default(), None, limit(1000))).await;
         drop_after(polls, backend.purge(JobState::Completed, Delay::ZERO, limit(5))).await;
         drop_after(polls, backend.migrate()).await;
+        steps_are_whole_or_not_at_all(&backend, &other, polls).await;
         assert_whole(&backend, &other).await;
         release_orphans(&backend, &worker(), Delay::ZERO, limit(100), |_| false).await.expect("releases");
     }
     until("no cursor and no transaction is open", || async { left_open(&server.status().await) == (0, 0) }).await;
+}
+
+/// The calls that are about steps. Those that are transactions go on to their end, which the other handle has to wait for.
+async fn steps_are_whole_or_not_at_all(backend: &MongoBackend, other: &MongoBackend, polls: u32) {
+    let key = name(&format!("event {polls}"));
+    let of_its_own = |job| NewJob { queue: name("steps"), ..job };
+    let next = async || {
+        let request = ClaimRequest::new(name("steps"), [name("welcome")], worker(), lease(), limit(1));
+        other.claim(&request.expect("a request")).await.expect("claims").jobs.pop().expect("a job")
+    };
+    other.enqueue(&[of_its_own(job("1"))]).await.expect("stores");
+    let job = next().await;
+    drop_after(polls, begin_step(backend, &job.execution, &name("s"))).await;
+    finish_step(other, &job.execution, &name("s"), &Json::null()).await.expect("ends");
+    let suspension = Suspension::new(&job.execution, name("w"), Some(key.clone()), When::At(Timestamp::MAX));
+    let mut suspension = suspension.expect("legal");
+    drop_after(polls, suspension.clone().submit(backend)).await;
+    let waits = suspension.submit(other).await.expect("waits");
+    assert!(matches!(waits, Suspended::Waits(_)), "{waits:?}");
+    let event = NewEvent { key, payload: Json::null(), keep: Delay::MAX };
+    drop_after(polls, backend.emit(&event)).await;
+    other.emit(&event).await.expect("emits");
+    let steps = other.steps(job.id()).await.expect("reads");
+    assert!(steps.iter().all(|step| step.state == StepState::Done(Json::null())), "{steps:?}");
+
+    let job = next().await;
+    let successor = of_its_own(keyed("successor"));
+    let mut hand_over = HandOver::new(&job.execution, None, successor.clone()).expect("legal");
+    drop_after(polls, hand_over.clone().submit(backend)).await;
+    hand_over.submit(other).await.expect("hands over");
+    let job = next().await;
+    assert_eq!(job.id(), successor.id);
+    let suspend = Transition::Suspend { until: When::Now };
+    Transitioner::new(other).apply(&job.execution, &suspend).await.expect("suspends");
+    drop_after(polls, backend.time_out_waits(limit(5))).await;
+    until("the wait is over", || async {
+        other.time_out_waits(limit(5)).await.expect("sweeps");
+        other.get(job.id()).await.expect("reads").expect("a job").state() == JobState::Waiting
+    })
+    .await;
+    drop_after(polls, backend.purge_events(limit(5))).await;
+    drop_after(polls, backend.steps(job.id())).await;
+    let job = next().await;
+    Transitioner::new(other).apply(&job.execution, &complete("1")).await.expect("settles");
+}
+
+/// A commit that is dropped is made, or nothing of the transaction is left.
+#[tokio::test]
+async fn a_dropped_commit() {
+    let Some(server) = Server::failing().await else { return };
+    let place = Place::on(server.url()).await;
+    let backend = place.migrated().await;
+    for polls in 1..=10 {
+        let first = keyed(&polls.to_string());
+        let mut transaction = backend.begin().await.expect("begins");
+        backend.enqueue_in(&mut transaction, std::slice::from_ref(&first)).await.expect("stores");
+        let mut commit = backend.commit(transaction);
+        for _ in 0..polls {
+            if poll_once(&mut commit).await.is_some() {
+                break;
+            }
+            tokio::task::yield_now().await;
+        }
+        drop(commit);
+        until("the key is free, or taken for good", || async {
+            match backend.enqueue(&[keyed(&polls.to_string())]).await {
+                Ok(outcomes) => matches!(outcomes[..], [Enqueued::New(_) | Enqueued::Duplicate { .. }]),
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::Transient, "{error}");
+                    false
+                }
+            }
+        })
+        .await;
+    }
+    until("no transaction is open", || async { left_open(&server.status().await).1 == 0 }).await;
 }
 
 /// A call that is given up when its request has gone out, and its answer never comes: it happens, or not, and holds nobody up.

@@ -154,7 +154,7 @@ async fn every_field_is_always_there() {
     backend.enqueue(&[keyed("k"), job("1"), job("2")]).await.expect("stores");
     let jobs = backend.list(&ListFilter::default(), None, limit(10)).await.expect("lists").items;
     let fields: Vec<_> = place.row(jobs[0].id()).await.keys().cloned().collect();
-    assert_eq!(fields.len(), 24, "{fields:?}");
+    assert_eq!(fields.len(), 26, "{fields:?}");
     let claimed = backend.claim(&request(3)).await.expect("claims").jobs;
     let moves = [
         Transition::Release,
@@ -166,6 +166,18 @@ async fn every_field_is_always_there() {
     let again = claim_one(&backend).await;
     let held = [held(&again)];
     backend.extend_leases(&held, lease()).await.expect("beats");
+    begin_step(&backend, &again.execution, &name("s")).await.expect("begins");
+    let suspension = Suspension::new(&again.execution, name("w"), Some(name("e")), When::Now).expect("legal");
+    suspension.clone().submit(&backend).await.expect("waits");
+    let event = NewEvent { key: name("e"), payload: Json::null(), keep: Delay::ZERO };
+    backend.emit(&event).await.expect("emits");
+    let again = claim_one(&backend).await;
+    Suspension::new(&again.execution, name("v"), None, When::Now)
+        .expect("legal")
+        .submit(&backend)
+        .await
+        .expect("waits");
+    backend.time_out_waits(limit(5)).await.expect("sweeps");
     for job in &jobs {
         assert_eq!(place.row(job.id()).await.keys().cloned().collect::<Vec<_>>(), fields);
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use backend_mongo::MongoBackend;
 use backend_mongo::MongoOptions;
+use backend_mongo::migrations;
 use backend_mongo::mongodb::Client;
 use backend_mongo::mongodb::bson::Bson;
 use backend_mongo::mongodb::bson::Document;
@@ -375,9 +376,22 @@ async fn a_database_that_was_not_migrated() {
     assert_error(backend.stale(None, limit(1)).await, Schema, NotApplied);
     assert_error(backend.counts().await, Schema, NotApplied);
     assert_error(backend.purge(JobState::Failed, Delay::ZERO, limit(1)).await, Schema, NotApplied);
-    let another = place.migrated().await;
+    assert_error(backend.steps(JobId::new()).await, Schema, NotApplied);
+    assert_error(backend.time_out_waits(limit(1)).await, Schema, NotApplied);
+    let event = NewEvent { key: name("e"), payload: Json::null(), keep: Delay::ZERO };
+    assert_error(backend.emit(&event).await, Schema, NotApplied);
+    // The first schema is enough for all but steps.
+    for command in &migrations(&Identifier::default())[0].commands {
+        place.run(command.clone()).await;
+    }
     backend.enqueue(&[job("1")]).await.expect("now it works, on the same handle");
-    claim_one(&backend).await;
+    let claimed = claim_one(&backend).await;
+    let begun = begin_step(&backend, &claimed.execution, &name("s")).await;
+    assert!(matches!(begun, Err(StepError::Transition(TransitionError::Backend(_)))), "{begun:?}");
+    assert_error(backend.emit(&event).await, Schema, NotApplied);
+    let another = place.migrated().await;
+    begin_step(&backend, &claimed.execution, &name("s")).await.expect("so do they");
+    backend.emit(&event).await.expect("so do they");
     drop(another);
     place.gone().await;
     assert_error(backend.enqueue(&[job("1")]).await, Schema, NotApplied);

@@ -40,8 +40,19 @@ async fn works(backend: &MongoBackend) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn ten_migrate_a_new_database_at_once() {
-    let Some(place) = Place::new().await else { return };
+async fn ten_migrate_at_once() {
+    for rows in [false, true] {
+        let Some(place) = Place::new().await else { return };
+        if rows {
+            for command in schema_v1::commands() {
+                place.run(command).await;
+            }
+        }
+        ten_migrate(place).await;
+    }
+}
+
+async fn ten_migrate(place: Place) {
     let mut migrators = JoinSet::new();
     for _ in 0..10 {
         let options = place.options();
@@ -51,8 +62,11 @@ async fn ten_migrate_a_new_database_at_once() {
         answer.expect("each is told that the schema is there");
     }
     let once = schema(&place).await;
-    let version = r#"{ "_id": "schema", "oldest_release": "0.1.0", "oldest_version": 1, "version": 1 }"#;
-    assert_eq!(once.iter().filter(|line| line.contains("\"due\"")).count(), 1, "{once:?}");
+    let version = r#"{ "_id": "schema", "oldest_release": "0.1.0", "oldest_version": 1, "version": 2 }"#;
+    for index in ["due", "awaited", "suspended", "kept", "places"] {
+        let name = format!("\"name\": \"{index}\"");
+        assert_eq!(once.iter().filter(|line| line.contains(&name)).count(), 1, "{index}: {once:?}");
+    }
     assert!(once.last().is_some_and(|row| row.len() == version.len()), "{once:?}");
     let backend = place.backend().await;
     works(&backend).await;
@@ -68,7 +82,8 @@ async fn one_that_ends_in_the_middle_blocks_nobody() {
     whole.migrated().await;
     let expected = schema(&whole).await;
     whole.gone().await;
-    let commands = migrations(&Identifier::default()).remove(0).commands;
+    let commands: Vec<_> =
+        migrations(&Identifier::default()).into_iter().flat_map(|migration| migration.commands).collect();
     for done in 0..=commands.len() {
         let Some(place) = Place::new().await else { return };
         for command in &commands[..done] {
@@ -87,9 +102,10 @@ async fn one_that_ends_in_the_middle_blocks_nobody() {
 async fn the_text_is_what_is_run() {
     let Some(place) = Place::new().await else { return };
     let prefix: Identifier = "fenced_".parse().expect("a prefix");
-    for migration in migrations(&prefix) {
+    let begin = ["{ \"create\": \"fenced_jobs\"", "{ \"createIndexes\": \"fenced_jobs\""];
+    for (migration, begins) in migrations(&prefix).into_iter().zip(begin) {
         let text = migration.to_string();
-        assert!(text.starts_with("// Schema 1\ndb.runCommand({ \"create\": \"fenced_jobs\""), "{text}");
+        assert!(text.starts_with(&format!("// Schema {}\ndb.runCommand({begins}", migration.version)), "{text}");
         let Migration { commands, .. } = migration;
         for command in commands {
             assert!(text.contains(&format!("db.runCommand({command});")));
@@ -116,7 +132,7 @@ async fn a_program_below_the_floor_is_refused_and_writes_nothing() {
     let lent = MongoBackend::from_client(place.raw.client().clone(), place.raw.name()).await.map(drop);
     for refused in [backend.migrate().await, own, lent] {
         let error = assert_error(refused, ErrorKind::Schema, NotApplied);
-        for version in [env!("CARGO_PKG_VERSION"), "version 1;", "version 9 ", "version 7,", "3.1.4"] {
+        for version in [env!("CARGO_PKG_VERSION"), "version 2;", "version 9 ", "version 7,", "3.1.4"] {
             assert!(error.to_string().contains(version), "{version:?} in {error}");
         }
     }
@@ -166,6 +182,17 @@ async fn a_migration_that_meets_what_is_in_its_way_changes_nothing() {
             vec![insert(vec![ours(1, "twice"), ours(2, "twice"), ours(3, "once"), ours(4, "$too"), ours(5, "$too")])],
             "twice",
         ),
+        ("a view for events", vec![doc! { "create": "fenced_events", "viewOn": "other", "pipeline": [] }], "view"),
+        (
+            "a collation for events",
+            vec![doc! { "create": "fenced_events", "collation": { "locale": "en", "strength": 1 } }],
+            "collation",
+        ),
+        (
+            "events of the application",
+            vec![doc! { "insert": "fenced_events", "documents": [doc! { "_id": "mine" }] }],
+            "mine",
+        ),
         ("an index of the name", vec![doc! { "createIndexes": "fenced_jobs", "indexes": [index] }], "fenced_jobs"),
     ] {
         let Some(place) = Place::new().await else { return };
@@ -173,12 +200,12 @@ async fn a_migration_that_meets_what_is_in_its_way_changes_nothing() {
             place.run(command).await;
         }
         let names = place.raw.list_collection_names().await.expect("lists");
-        let indexes = if what == "a view" { Vec::new() } else { schema(&place).await };
+        let indexes = if what.starts_with("a view") { Vec::new() } else { schema(&place).await };
         let backend = place.backend().await;
         let error = assert_error(backend.migrate().await, ErrorKind::Schema, NotApplied);
         assert!(error.to_string().contains(named), "{what}: {error}");
         assert_eq!(place.raw.list_collection_names().await.expect("lists").len(), names.len(), "{what}");
-        if what != "a view" {
+        if !what.starts_with("a view") {
             assert_eq!(schema(&place).await, indexes, "{what}");
         }
         assert_error(backend.enqueue(&[job("1")]).await, ErrorKind::Schema, NotApplied);
@@ -220,11 +247,27 @@ async fn jobs_of_the_first_schema_go_on() {
         assert_eq!(outcomes, [Enqueued::Duplicate { existing: job.id() }], "{} has its key", job.state());
     }
     assert_eq!(backend.extend_leases(&[held(running)], lease()).await.expect("beats"), [Beat::Extended]);
+    let step = name("step");
+    assert_eq!(backend.steps(running.id()).await.expect("reads"), []);
+    assert_eq!(begin_step(&backend, &running.execution, &step).await.expect("begins"), None);
+    finish_step(&backend, &running.execution, &step, &Json::null()).await.expect("ends");
+    assert_eq!(backend.steps(running.id()).await.expect("reads").len(), 1);
     let settled = Transitioner::new(&backend).apply(&running.execution, &complete("\"done\"")).await.expect("settles");
     assert_eq!(settled.execution().state, JobState::Completed);
     let start = Transition::Start { lease: lease() };
     Transitioner::new(&backend).apply(&of(JobState::Claimed).execution, &start).await.expect("starts");
-    assert_eq!(backend.claim(&request(10)).await.expect("claims").jobs.len(), 1, "the waiting one is due");
+    let suspended = of(JobState::Suspended);
+    let event = NewEvent { key: name("e"), payload: Json::null(), keep: Delay::ZERO };
+    assert_eq!(backend.emit(&event).await.expect("emits"), Emitted::New { woken: 0 }, "it waits for no event");
+    assert_eq!(backend.time_out_waits(limit(10)).await.expect("sweeps"), [suspended.id()], "its time is over");
+    assert_eq!(backend.steps(suspended.id()).await.expect("reads"), []);
+    let claimed = backend.claim(&request(10)).await.expect("claims").jobs;
+    assert_eq!(claimed.len(), 2, "the waiting one is due, and the one that was suspended");
+    let woken = claimed.iter().find(|job| job.id() == suspended.id()).expect("it goes on");
+    let suspension = Suspension::new(&woken.execution, step, Some(name("e")), When::At(Timestamp::MAX));
+    let answer = suspension.expect("legal").submit(&backend).await.expect("waits");
+    assert!(matches!(answer, Suspended::Waits(_)), "{answer:?}");
+    assert_eq!(backend.emit(&event).await.expect("emits"), Emitted::New { woken: 1 });
     let failed = of(JobState::Failed);
     assert_eq!(failed.errors.len(), 1);
     let rerun = Transitioner::new(&backend).apply(&failed.execution, &Transition::Rerun).await.expect("runs again");

@@ -23,7 +23,9 @@ struct Plan {
 impl Plan {
     async fn of(place: &Place, sent: &Document) -> Self {
         let mut command = sent.clone();
-        for of_the_driver in ["lsid", "$db", "$clusterTime", "txnNumber", "$readPreference"] {
+        for of_the_driver in
+            ["lsid", "$db", "$clusterTime", "txnNumber", "startTransaction", "autocommit", "$readPreference"]
+        {
             command.remove(of_the_driver);
         }
         for of_the_call in ["readConcern", "writeConcern", "maxTimeMS", "ordered"] {
@@ -197,6 +199,122 @@ async fn every_call_looks_at_what_it_is_about() {
         println!("{} on {index}: {} keys and {} rows for {rows}", name_of(command), plan.keys, plan.rows);
         plan.assert_index(index);
         assert!(plan.keys <= 2 * rows + 3 && plan.rows <= rows + 2, "{command}: {plan:?}");
+    }
+    place.gone().await;
+}
+
+/// The same for steps, waits and events.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_call_about_steps_looks_at_what_it_is_about() {
+    let Some(place) = Place::new().await else { return };
+    let (client, sent) = noted(&place.url).await;
+    let backend = patient(client, place.raw.name()).await;
+    backend.migrate().await.expect("migrates");
+    let future = date(4_102_444_800_000);
+    // What the job that it is stored with waits for, and what it waited for before.
+    let waiting = |event: Option<&str>| {
+        let (moment, fence) = (uuid(uuid::Uuid::nil()), 1_i64);
+        let step = doc! {
+            "name": "w", "fence": fence, "state": "waiting", "event": event, "until": &future, "revision": &moment,
+        };
+        doc! {
+            "state": "suspended", "available_at": &future, "revision": &moment,
+            "wait": { "event": event, "revision": &moment }, "steps": [step],
+        }
+    };
+    let with = |changed: Document, event: Option<&str>| {
+        let mut row = waiting(event);
+        row.extend(changed);
+        row
+    };
+    for (what, changed) in [
+        ("waits for another event", waiting(Some("another"))),
+        ("waits for the time alone", waiting(None)),
+        (
+            "canceled waits",
+            with(doc! { "state": "canceled", "finished_at": date(1), "available_at": date(1) }, Some("e")),
+        ),
+        ("jobs that wait no more", with(doc! { "state": "waiting" }, Some("e"))),
+    ] {
+        fill(&place, row(&place, &backend, changed).await).await;
+        println!("{MANY} {what}");
+    }
+    for (what, row) in [
+        ("events", doc! { "payload": "1", "kept_until": &future }),
+        ("places", doc! { "payload": null, "kept_until": &future }),
+    ] {
+        let events: Collection<Document> = place.raw.collection("fenced_events");
+        let like = |number: u32| {
+            let mut event = doc! { "_id": format!("{number:06} {what}") };
+            event.extend(row.clone());
+            event
+        };
+        for batch in 0..10 {
+            let batch = (batch * MANY / 10..(batch + 1) * MANY / 10).map(like);
+            events.insert_many(batch).ordered(false).await.expect("stores");
+        }
+        println!("{MANY} {what} that are kept");
+    }
+    let jobs = running(&backend, 9).await;
+    sent.take();
+    let step = name("s");
+    begin_step(&backend, &jobs[0].execution, &step).await.expect("begins");
+    finish_step(&backend, &jobs[0].execution, &step, &Json::null()).await.expect("ends");
+    backend.steps(jobs[0].id()).await.expect("reads");
+    let wait = async |job: &Job, event: Option<&str>, until| {
+        // Once more in every claim.
+        let step = name(&format!("w {}", job.execution.fence));
+        let mut suspension = Suspension::new(&job.execution, step, event.map(name), until).expect("legal");
+        let answer = suspension.submit(&backend).await.expect("waits");
+        assert!(matches!(answer, Suspended::Waits(_)), "{answer:?}");
+    };
+    for job in &jobs[..3] {
+        wait(job, Some("e"), When::At(Timestamp::MAX)).await;
+    }
+    let event = NewEvent { key: name("e"), payload: Json::null(), keep: Delay::ZERO };
+    assert_eq!(backend.emit(&event).await.expect("emits"), Emitted::New { woken: 3 });
+    for job in &jobs[3..8] {
+        wait(job, None, When::Now).await;
+    }
+    assert_eq!(backend.time_out_waits(limit(4)).await.expect("sweeps").len(), 4);
+    let mut hold = place.hold(jobs[7].id()).await;
+    assert_eq!(backend.time_out_waits(limit(4)).await.expect("sweeps"), []);
+    hold.abort_transaction().await.expect("aborts");
+    wait(&jobs[8], Some("f"), When::At(Timestamp::MAX)).await;
+    assert_eq!(backend.purge_events(limit(4)).await.expect("purges"), 1);
+    let commands: Vec<_> =
+        sent.take().into_iter().filter(|command| !name_of(command).ends_with("Transaction")).collect();
+    // The commands are explained on as many rows as they met.
+    let again = backend.claim(&request(7)).await.expect("claims").jobs;
+    for job in &again[..3] {
+        wait(job, Some("e"), When::At(Timestamp::MAX)).await;
+    }
+    for job in &again[3..] {
+        wait(job, None, When::Now).await;
+    }
+    backend.emit(&NewEvent { key: name("over"), ..event.clone() }).await.expect("emits");
+    let waits = [("_id_", 1); 3];
+    let singly = [("suspended", 4), ("_id_", 1), ("suspended", 4), ("_id_", 1)];
+    let expected = [
+        &[("_id_", 1), ("_id_", 1), ("_id_", 1)][..],
+        &waits,
+        &waits,
+        &waits,
+        &[("_id_", 1), ("awaited", 3)],
+        &[("_id_", 1); 5],
+        &[("suspended", 4), ("_id_", 4)],
+        &singly,
+        &waits,
+        &[("kept", 1), ("_id_", 1), ("places", 1), ("_id_", 1)],
+    ]
+    .concat();
+    assert_eq!(commands.len(), expected.len(), "{:?}", commands.iter().map(name_of).collect::<Vec<_>>());
+    for (command, (index, rows)) in commands.iter().zip(expected) {
+        let plan = Plan::of(&place, command).await;
+        println!("{} on {index}: {} keys and {} rows for {rows}", name_of(command), plan.keys, plan.rows);
+        plan.assert_index(index);
+        assert!(plan.keys <= 2 * rows + 3 && plan.rows <= rows + 2, "{command}: {plan:?}");
+        assert!(index == "_id_" || plan.rows + 1 >= rows, "{command}: it has met nothing that it is about: {plan:?}");
     }
     place.gone().await;
 }

@@ -1,6 +1,8 @@
 //! The backend: which statement answers which call, and on which connection.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering;
 
 use async_trait::async_trait;
 use queue_core::*;
@@ -79,7 +81,15 @@ impl MysqlBackend {
     async fn admitted(pool: MySqlPool, is_ours: bool, options: MysqlOptions) -> Result<Self> {
         let MysqlOptions { prefix, max_payload, clock, .. } = options;
         let sql = Sql::new(&prefix, is_ours);
-        let handle = Handle { pool, sql, prefix, max_payload, clock, signal: WorkSignal::default() };
+        let handle = Handle {
+            pool,
+            sql,
+            prefix,
+            max_payload,
+            clock,
+            signal: WorkSignal::default(),
+            idle: AtomicBool::default(),
+        };
         let mut session = Session::of(&handle.pool, "connecting", Deadline::NEVER).await?;
         setup::check_server(session.connection(), handle.max_payload).await?;
         setup::admitted(session.connection(), &handle.sql, &handle.prefix).await?;
@@ -120,6 +130,7 @@ impl Backend for MysqlBackend {
         capabilities.atomic_batches = true;
         capabilities.skips_locked_rows = true;
         capabilities.wakes = true;
+        capabilities.durable_steps = true;
         capabilities
     }
 
@@ -162,12 +173,16 @@ impl Backend for MysqlBackend {
 
     async fn claim(&self, request: &ClaimRequest) -> Result<Claimed> {
         let handle = &*self.0;
+        if handle.idle.load(Ordering::Relaxed) && !handle.is_anything_due(request).await? {
+            return Ok(Claimed::default());
+        }
         let deadline = Deadline::third(request.lease());
         let mut repeats = Repeats::default();
         loop {
             let mut transaction = handle.begin("claim", deadline).await?;
             let answer = deadline.within(handle.claim(transaction.connection(), request)).await;
             if let Some(claimed) = transaction.end("claim", answer, &mut repeats).await? {
+                handle.idle.store(claimed == Claimed::default(), Ordering::Relaxed);
                 return Ok(claimed);
             }
         }
@@ -260,6 +275,10 @@ impl Backend for MysqlBackend {
     async fn wait_for_work(&self, _queues: &[Name]) -> Result<()> {
         self.0.signal.wait().await;
         Ok(())
+    }
+
+    fn durable_steps(&self) -> Option<&dyn DurableSteps> {
+        Some(self)
     }
 }
 

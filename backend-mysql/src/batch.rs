@@ -13,6 +13,8 @@ use queue_core::NewFailure;
 use queue_core::NewJob;
 use queue_core::Patch;
 use queue_core::Revision;
+use queue_core::StepAction;
+use queue_core::StepWrite;
 use queue_core::UpdateRequest;
 use queue_core::When;
 use queue_core::WorkerId;
@@ -210,6 +212,55 @@ pub(crate) struct LockRow {
 impl From<&UpdateRequest> for LockRow {
     fn from(update: &UpdateRequest) -> Self {
         Self { id: uuid_hex(update.id.as_uuid()), failure: u8::from(update.patch.failure.is_some()) }
+    }
+}
+
+/// A step as the statements look it up. Its name is taken as it is in the table.
+#[derive(Serialize)]
+pub(crate) struct StepRow {
+    id: String,
+    name: String,
+}
+
+impl StepRow {
+    pub(crate) fn new(id: JobId, name: &[u8]) -> Self {
+        Self { id: uuid_hex(id.as_uuid()), name: hex(name) }
+    }
+}
+
+/// A step to write: its job is locked, and the event looked for that it would wait for.
+#[derive(Serialize)]
+pub(crate) struct StepLockRow {
+    #[serde(flatten)]
+    step: StepRow,
+    failure: u8,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    event: Option<String>,
+}
+
+impl StepLockRow {
+    pub(crate) fn new(write: &StepWrite) -> Self {
+        let (event, failure) = match &write.action {
+            StepAction::Begin | StepAction::Finish(_) => (None, false),
+            StepAction::Wait(wait) => (wait.event.as_ref(), wait.suspension.failure.is_some()),
+        };
+        Self {
+            step: StepRow::new(write.id, write.name.as_str().as_bytes()),
+            failure: u8::from(failure),
+            event: event.map(|key| hex(key.as_str().as_bytes())),
+        }
+    }
+}
+
+/// An event as the statements look it up. Its key is taken as it is in the table.
+#[derive(Serialize)]
+pub(crate) struct EventRow {
+    event_key: String,
+}
+
+impl EventRow {
+    pub(crate) fn new(key: &[u8]) -> Self {
+        Self { event_key: hex(key) }
     }
 }
 

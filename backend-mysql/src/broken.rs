@@ -31,12 +31,19 @@ use sqlx::SqlStr;
 
 use crate::handle::Handle;
 
+/// A statement of a handle.
+type Statement = fn(&mut Handle) -> &mut SqlStr;
+
 /// What is wrong.
 #[derive(Clone, Copy)]
 enum Mistake {
     None,
     /// In a statement, as its first and its second text.
-    Statement(fn(&mut Handle) -> &mut SqlStr, &'static str, &'static str),
+    Statement(Statement, &'static str, &'static str),
+    /// In several statements at once.
+    Statements(&'static [(Statement, &'static str, &'static str)]),
+    /// In the whole of a statement: what stands for it.
+    Whole(Statement, &'static str),
     /// In the tables.
     Tables(&'static str),
 }
@@ -79,18 +86,30 @@ impl Harness for Broken {
     }
 }
 
+fn change(statement: &mut SqlStr, right: &str, wrong: &str) -> Result<(), BoxError> {
+    let changed = statement.as_str().replace(right, wrong);
+    if changed == statement.as_str() {
+        return Err(format!("the statement does not have {right:?}").into());
+    }
+    *statement = AssertSqlSafe(changed).into_sql_str();
+    Ok(())
+}
+
 #[async_trait]
 #[deny(clippy::missing_trait_methods)]
 impl Store for BrokenStore {
     async fn connect(&self) -> Result<Arc<dyn Inspect>, BoxError> {
         let mut backend = self.store.backend().await?;
-        if let Mistake::Statement(statement, right, wrong) = self.mistake {
-            let statement = statement(Arc::get_mut(&mut backend.0).ok_or("the handle is shared")?);
-            let changed = statement.as_str().replace(right, wrong);
-            if changed == statement.as_str() {
-                return Err(format!("the statement does not have {right:?}").into());
+        let handle = Arc::get_mut(&mut backend.0).ok_or("the handle is shared")?;
+        match self.mistake {
+            Mistake::None | Mistake::Tables(_) => {}
+            Mistake::Statement(statement, right, wrong) => change(statement(handle), right, wrong)?,
+            Mistake::Statements(changes) => {
+                for (statement, right, wrong) in changes {
+                    change(statement(handle), right, wrong)?;
+                }
             }
-            *statement = AssertSqlSafe(changed).into_sql_str();
+            Mistake::Whole(statement, wrong) => *statement(handle) = SqlStr::from_static(wrong),
         }
         Ok(Arc::new(backend))
     }
@@ -115,8 +134,8 @@ impl Store for BrokenStore {
         self.store.hold(row).await
     }
 
-    async fn begin(&self) -> Result<Box<dyn CallerTransaction>, BoxError> {
-        self.store.begin().await
+    async fn begin(&self, settles: Option<&Execution>) -> Result<Box<dyn CallerTransaction>, BoxError> {
+        self.store.begin(settles).await
     }
 }
 
@@ -255,6 +274,79 @@ async fn a_beat_that_shortens_a_lease() {
 async fn the_session_s_isolation_level() {
     caught(true, "claim::skips_locked_rows", |_| {
         Mistake::Statement(|handle| &mut handle.sql.begin, "READ COMMITTED", "SERIALIZABLE")
+    })
+    .await;
+}
+
+/// The event and the wait that come at once do not meet: each has looked before the other has written.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_event_that_is_read_without_being_locked_first() {
+    caught(false, "waits::race_of_registration_and_event", |_| {
+        Mistake::Whole(|handle| &mut handle.sql.hold_event, "DO ? IS NULL, ? IS NULL")
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_step_whose_job_is_not_locked() {
+    caught(false, "steps::race_of_values", |_| {
+        Mistake::Statement(|handle| &mut handle.sql.lock_step, " FOR UPDATE", "")
+    })
+    .await;
+}
+
+/// The job is locked and as it is, and the step as it was when the transaction began.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_step_that_a_snapshot_shows() {
+    caught(false, "steps::race_of_values", |_| {
+        Mistake::Statements(&[
+            (
+                |handle| &mut handle.sql.begin,
+                "START TRANSACTION",
+                "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; START TRANSACTION WITH CONSISTENT SNAPSHOT,",
+            ),
+            (
+                |handle| &mut handle.sql.lock_step,
+                "fenced_steps AS s FORCE INDEX (PRIMARY)",
+                "(SELECT * FROM fenced_steps) AS s",
+            ),
+        ])
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sweep_of_waits_that_waits_for_locked_rows() {
+    caught(false, "waits::locked_jobs_are_skipped", |_| {
+        Mistake::Statement(|handle| &mut handle.sql.overdue, "FOR UPDATE SKIP LOCKED", "FOR UPDATE")
+    })
+    .await;
+}
+
+/// A release that knows no steps purges jobs as well.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn steps_that_the_store_does_not_delete_with_their_job() {
+    caught(false, "steps::go_with_their_job", |_| {
+        Mistake::Tables("ALTER TABLE fenced_steps DROP FOREIGN KEY fenced_steps_job")
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn names_of_steps_that_ignore_trailing_spaces() {
+    caught(false, "steps::names_are_compared_byte_for_byte", |_| {
+        Mistake::Tables(
+            "ALTER TABLE fenced_steps MODIFY name VARCHAR(255) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL",
+        )
+    })
+    .await;
+}
+
+/// Of sessions whose zones are east and west of Greenwich: events are kept for too long, or not at all.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_session_s_clock_for_events() {
+    caught(true, "events::are_kept_for_their_time", |_| {
+        Mistake::Statement(|handle| &mut handle.sql.put_event, "UTC_TIMESTAMP(6)", "NOW(6)")
     })
     .await;
 }

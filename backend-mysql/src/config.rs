@@ -141,9 +141,9 @@ impl MysqlOptions {
         self
     }
 
-    /// How long a settle or an enqueue waits for a row, and any call for a table, that somebody else has locked, in whole
-    /// seconds, at least one. 5 seconds unless told: the server's own 50 are longer than most leases. On an application's pool
-    /// its `innodb_lock_wait_timeout` and `lock_wait_timeout` stay as they are.
+    /// How long a settle, an enqueue, a step or an event waits for a row, and any call for a table, that somebody else has
+    /// locked, in whole seconds, at least one. 5 seconds unless told: the server's own 50 are longer than most leases. On an
+    /// application's pool its `innodb_lock_wait_timeout` and `lock_wait_timeout` stay as they are.
     #[must_use]
     pub fn lock_timeout(mut self, timeout: Duration) -> Self {
         self.lock_timeout = timeout;

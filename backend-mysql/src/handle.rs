@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::collections::HashSet;
+use std::sync::atomic::AtomicBool;
 
 use queue_core::Beat;
 use queue_core::ClaimRequest;
@@ -64,10 +65,12 @@ pub(crate) struct Handle {
     pub(crate) max_payload: usize,
     pub(crate) clock: ClockOffset,
     pub(crate) signal: WorkSignal,
+    /// The last claim found nothing: the next one looks before it begins a transaction for nothing.
+    pub(crate) idle: AtomicBool,
 }
 
 /// A statement that writes, with the number of rows that it must match: they are locked.
-async fn write(
+pub(crate) async fn write(
     connection: &mut MySqlConnection,
     query: Query<'_, MySql, MySqlArguments>,
     rows: usize,
@@ -81,7 +84,7 @@ async fn write(
 }
 
 /// Ids as a batch, in the order in which rows are locked.
-fn batch_of(ids: impl IntoIterator<Item = JobId>) -> sqlx::Result<String> {
+pub(crate) fn batch_of(ids: impl IntoIterator<Item = JobId>) -> sqlx::Result<String> {
     let mut ids: Vec<_> = ids.into_iter().collect();
     ids.sort_unstable();
     ids.dedup();
@@ -179,6 +182,17 @@ impl Handle {
     }
 
     /// Claims what is due and not locked.
+    /// Whether there is something to claim, by one statement that locks nothing.
+    pub(crate) async fn is_anything_due(&self, request: &ClaimRequest) -> Result<bool> {
+        let statement = || {
+            query(self.sql.any_due.clone())
+                .bind(request.queue().as_str().as_bytes())
+                .bind(self.offset())
+                .bind(batch::list(request.kinds()))
+        };
+        Ok(!self.read("claim", statement).await?.is_empty())
+    }
+
     pub(crate) async fn claim(
         &self,
         connection: &mut MySqlConnection,
@@ -242,7 +256,7 @@ impl Handle {
                 None => Update::Missing,
                 Some((_, Err(unreadable))) => Update::Unreadable(unreadable),
                 Some((row, Ok(execution))) => {
-                    let now = Timestamp::from_unix_millis(row.try_get("now")?).map_err(Error::from)?;
+                    let now = row::now(row)?;
                     if current.matches(&execution, now) {
                         patches.add(&execution, patch, row)?;
                         matched.push((answers.len(), patch));
@@ -255,19 +269,7 @@ impl Handle {
         if matched.is_empty() {
             return Ok((answers, None));
         }
-        let update = query(self.sql.update.clone())
-            .bind(self.offset())
-            .bind(batch::array(patches.rows)?)
-            .bind(patches.payloads.into_bytes())
-            .bind(patches.results.into_bytes())
-            .bind(patches.failures.into_bytes());
-        let done = write(connection, update, matched.len()).await.map_err(|failure| match failure {
-            Failure::Driver(error) if is_taken(&error) => {
-                Error::invalid("update: another active job has the unique key").with_source(error).into()
-            }
-            failure => failure,
-        })?;
-        let now = self.now_of(connection, &done).await?;
+        let now = self.patch(connection, patches).await?;
         for (index, patch) in matched {
             if let Update::Conflict(execution) = &answers[index] {
                 let mut execution = execution.clone();
@@ -276,6 +278,28 @@ impl Handle {
             }
         }
         Ok((answers, inserted))
+    }
+
+    /// Writes what was decided on rows that are locked, of which no two are the same, and answers with the time that it wrote.
+    pub(crate) async fn patch(
+        &self,
+        connection: &mut MySqlConnection,
+        patches: PatchRows,
+    ) -> Result<Timestamp, Failure> {
+        let rows = patches.rows.len();
+        let update = query(self.sql.update.clone())
+            .bind(self.offset())
+            .bind(batch::array(patches.rows)?)
+            .bind(patches.payloads.into_bytes())
+            .bind(patches.results.into_bytes())
+            .bind(patches.failures.into_bytes());
+        let done = write(connection, update, rows).await.map_err(|failure| match failure {
+            Failure::Driver(error) if is_taken(&error) => {
+                Error::invalid("update: another active job has the unique key").with_source(error).into()
+            }
+            failure => failure,
+        })?;
+        self.now_of(connection, &done).await
     }
 
     /// Renews what is held and not locked.

@@ -21,26 +21,33 @@
 //! - Rows are locked through their primary key alone, settles in the order of their ids, claims, heartbeats and purges without
 //!   waiting. A deadlock that the server finds all the same (two bulk enqueues about the same new keys) is repeated inside, up
 //!   to twenty times.
-//! - A settle and an enqueue wait for a row that somebody else has locked at most [`lock_timeout`](MysqlOptions::lock_timeout),
-//!   on an application's pool its `innodb_lock_wait_timeout`; a claim and a heartbeat wait for no row, and for a connection or a
-//!   table that is locked as a whole a third of their lease, or a second where that is longer. Then it fails as
-//!   [`Transient`](queue_core::ErrorKind::Transient), not applied.
+//! - A step, a wait, an event and a sweep of waits are each one transaction as well. Each locks the row of the event first, then
+//!   jobs by their ids, and reads and writes steps under the lock of their job. An event that nobody has emitted has a row as soon
+//!   as somebody waits for it, where the two meet; it goes, by the same purge as events, a day later.
+//! - A settle, an enqueue, a step and an event wait for a row that somebody else has locked at most
+//!   [`lock_timeout`](MysqlOptions::lock_timeout), on an application's pool its `innodb_lock_wait_timeout`; a claim, a heartbeat
+//!   and the sweeps wait for no row, and the first two for a connection or a table that is locked as a whole a third of their
+//!   lease, or a second where that is longer. Then it fails as [`Transient`](queue_core::ErrorKind::Transient), not applied.
 //! - "Now" is `UTC_TIMESTAMP` of the statement that writes, which comes after the rows were locked. (The insert of an enqueue may
 //!   itself have to wait for a key that somebody else is about to take: then the job counts from when it began to.)
-//! - Workers of the same process are woken by what the process enqueues through this handle or its clones; other processes' jobs,
-//!   and those of [`enqueue_in`](queue_core::Transactional::enqueue_in), are found by polling: the servers cannot notify.
+//! - Workers of the same process are woken by what the process enqueues or wakes through this handle or its clones; other
+//!   processes' jobs, and those of [`enqueue_in`](queue_core::Transactional::enqueue_in), are found by polling: the servers cannot
+//!   notify.
 //! - Futures may be dropped at any await, but within a Tokio runtime. A call that is dropped in the middle costs its connection,
 //!   which the server then rolls back; the next call opens another.
 //!
 //! # Costs
 //!
-//! Four round trips for a claim, a settle, an enqueue, a heartbeat and a purge, whatever the batch (up to 1000 rows and 4 MiB in
-//! one statement each way; longer batches take two more for every such piece), three where nothing was to be written and for an
-//! enqueue without unique keys (of which one that was stored before takes four more), one for everything that only reads. The first use of a statement on a connection takes one more to prepare it. There is one text for
-//! each statement however many rows it is about, some twenty in all, so a cache of statements of the driver's usual size never
-//! runs over. An application's pool that tests its connections before each use takes one more for that.
+//! Four round trips for a claim, a settle, an enqueue, a heartbeat, a purge and a step, whatever the batch (up to 1000 rows and
+//! 4 MiB in one statement each way; longer batches take two more for every such piece), three where nothing was to be written and
+//! for an enqueue without unique keys (of which one that was stored before takes four more), one for everything that only reads.
+//! A wait for an event takes six and so does a job that hands over, an event six, or eight if it wakes anybody. The first use of a
+//! statement on a connection takes one more to prepare it. There is one text for each statement however many rows it is about,
+//! some thirty in all, so a cache of statements of the driver's usual size never runs over. An application's pool that tests its
+//! connections before each use takes one more for that.
 //!
-//! Claims, settles, heartbeats, sweeps and purges go through indexes whatever the size of the table. Two kinds of calls do not:
+//! Claims, settles, heartbeats, steps, events, sweeps and purges go through indexes whatever the size of the table. Two kinds of
+//! calls do not:
 //! a claim walks past the due jobs of kinds that it does not want (about 50 ms for 100 000 of them), and
 //! [`list`](queue_core::Inspect::list) with a filter that few jobs match and [`counts`](queue_core::Inspect::counts) read the
 //! whole table, without locking.
@@ -53,6 +60,9 @@
 //! format and collation are named, and no statement depends on `sql_mode`, `time_zone`, character sets or the default isolation
 //! level. Three settings do matter: autocommit must be on, `sql_safe_updates` off and, where the server keeps a binary log,
 //! `binlog_format` ROW or MIXED, as all three are unless told.
+//!
+//! Steps refer to their job by a foreign key, which deletes them with it, whoever does that. So the table of jobs cannot be
+//! truncated as long as the session checks such keys.
 //!
 //! # Where the two servers differ
 //!
@@ -71,8 +81,8 @@
 //!
 //! # Privileges
 //!
-//! `SELECT`, `INSERT`, `UPDATE` and `DELETE` on the two tables; whoever migrates needs `CREATE`, `ALTER`, `INDEX` and `DROP` on
-//! them as well. MySQL's `caching_sha2_password` needs an encrypted connection (feature `tls`) or the feature `rsa`, unless the
+//! `SELECT`, `INSERT`, `UPDATE` and `DELETE` on the four tables; whoever migrates needs `CREATE`, `ALTER`, `INDEX`, `REFERENCES` and
+//! `DROP` on them as well. MySQL's `caching_sha2_password` needs an encrypted connection (feature `tls`) or the feature `rsa`, unless the
 //! password is empty; the driver does not know MariaDB's `ed25519`.
 
 // So that the harness of the tests, which names this crate, can be used inside it.
@@ -89,6 +99,7 @@ mod handle;
 mod row;
 mod setup;
 mod sql;
+mod steps;
 mod transaction;
 
 pub use backend::MysqlBackend;

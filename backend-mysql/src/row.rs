@@ -3,14 +3,22 @@
 use std::num::NonZeroU32;
 
 use queue_core::Count;
+use queue_core::Error;
 use queue_core::Execution;
 use queue_core::Job;
 use queue_core::JobId;
+use queue_core::Json;
+use queue_core::Name;
 use queue_core::NewJob;
 use queue_core::Priority;
+use queue_core::Revision;
 use queue_core::StaleCursor;
+use queue_core::Step;
+use queue_core::StepState;
 use queue_core::Timestamp;
 use queue_core::Unreadable;
+use queue_core::unreadable_event;
+use queue_core::unreadable_step;
 use sqlx::Decode;
 use sqlx::MySql;
 use sqlx::Row;
@@ -18,6 +26,8 @@ use sqlx::Type;
 use sqlx::mysql::MySqlRow;
 use time::PrimitiveDateTime;
 use uuid::Uuid;
+
+use crate::transaction::Failure;
 
 /// A column's value, or what is wrong with it.
 fn get<'r, T: Decode<'r, MySql> + Type<MySql>>(row: &'r MySqlRow, column: &str) -> Result<T, String> {
@@ -108,6 +118,45 @@ pub(crate) fn execution(row: &MySqlRow) -> Result<Execution, Unreadable> {
 pub(crate) fn job(row: &MySqlRow) -> Result<Job, Unreadable> {
     let execution = execution(row)?;
     job_columns(row, execution.clone()).map_err(|reason| Unreadable::beyond(execution, reason))
+}
+
+/// When the row is due.
+pub(crate) fn available_at(row: &MySqlRow) -> Result<Timestamp, Unreadable> {
+    time(row, "available_at").map_err(|reason| Unreadable::new(id(row), reason))
+}
+
+fn step_columns(row: &MySqlRow) -> Result<Step, String> {
+    let state = StepState::from_columns(
+        &text(row, "step_state")?,
+        parse_optional(row, "event")?,
+        time_optional(row, "until")?,
+        get::<Option<Uuid>>(row, "step_revision")?.map(Revision::from),
+        parse_optional(row, "value")?,
+    )?;
+    Ok(Step { name: parse(row, "step_name")?, fence: get(row, "step_fence")?, state })
+}
+
+/// A step of this job.
+pub(crate) fn step(id: JobId, row: &MySqlRow) -> Result<Step, Error> {
+    step_columns(row).map_err(|reason| unreadable_step(id, reason))
+}
+
+/// The same where there may be none.
+pub(crate) fn step_if_any(id: JobId, row: &MySqlRow) -> Result<Option<Step>, Error> {
+    match get::<Option<&[u8]>>(row, "step_name").map_err(|reason| unreadable_step(id, reason))? {
+        Some(_) => step(id, row).map(Some),
+        None => Ok(None),
+    }
+}
+
+/// The payload of the event of this key, where there may be none.
+pub(crate) fn payload(key: &Name, row: &MySqlRow) -> Result<Option<Json>, Error> {
+    parse_optional(row, "event_payload").map_err(|reason| unreadable_event(key, reason))
+}
+
+/// The time at which the row was locked.
+pub(crate) fn now(row: &MySqlRow) -> Result<Timestamp, Failure> {
+    Ok(Timestamp::from_unix_millis(row.try_get("now")?).map_err(Error::from)?)
 }
 
 /// How many jobs of a queue are in a state.

@@ -93,7 +93,8 @@ fn is_supported(version: &str) -> bool {
 
 /// The migrations, in the order of the versions that they lead to, beginning with 1. Each sets the version itself, so that
 /// an operator can run the text by hand. They are only ever added to.
-const MIGRATIONS: &[&str] = &[include_str!("../migrations/0001_jobs.sql")];
+const MIGRATIONS: &[&str] =
+    &[include_str!("../migrations/0001_jobs.sql"), include_str!("../migrations/0002_steps.sql")];
 
 /// One step of the schema.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -10,6 +10,7 @@
 
 use std::sync::Arc;
 
+use queue_core::Delay;
 use queue_core::Identifier;
 use queue_core::Priority;
 use queue_core::Timestamp;
@@ -56,6 +57,13 @@ const EXECUTION: [&str; 10] = [
     "attempted_at",
     "lease_expires_at",
 ];
+
+/// A step, but for its job; its columns stand beside those of the job.
+const STEP: &str = "s.name AS step_name, s.fence AS step_fence, s.state AS step_state, s.event, s.until, \
+                    s.revision AS step_revision, s.value";
+
+/// How long a row stays that is no event, but was made so that an event and who waits for it lock the same.
+const PLACE: Delay = Delay::from_hours(24);
 
 /// What a job has beyond its execution.
 const DATA: [&str; 10] = [
@@ -130,6 +138,7 @@ pub(crate) struct Sql {
     pub(crate) insert: SqlStr,
     pub(crate) get: SqlStr,
     pub(crate) due: SqlStr,
+    pub(crate) any_due: SqlStr,
     pub(crate) claim: SqlStr,
     pub(crate) lock: SqlStr,
     pub(crate) update: SqlStr,
@@ -143,6 +152,19 @@ pub(crate) struct Sql {
     pub(crate) counts: SqlStr,
     pub(crate) old: SqlStr,
     pub(crate) delete: SqlStr,
+    pub(crate) steps: SqlStr,
+    pub(crate) lock_step: SqlStr,
+    pub(crate) put_step: SqlStr,
+    pub(crate) hold_event: SqlStr,
+    pub(crate) event: SqlStr,
+    pub(crate) put_event: SqlStr,
+    pub(crate) waits: SqlStr,
+    pub(crate) end_waits: SqlStr,
+    pub(crate) overdue: SqlStr,
+    pub(crate) time_out: SqlStr,
+    pub(crate) wake: SqlStr,
+    pub(crate) old_events: SqlStr,
+    pub(crate) delete_events: SqlStr,
 }
 
 impl Sql {
@@ -151,6 +173,7 @@ impl Sql {
         let text = |text: String| AssertSqlSafe(Arc::<str>::from(text)).into_sql_str();
         let jobs = format!("{prefix}jobs");
         let schema = format!("{prefix}schema");
+        let (steps, events) = (format!("{prefix}steps"), format!("{prefix}events"));
         let first = at(&Timestamp::MIN.unix_millis().to_string());
         let execution = columns("j", &EXECUTION);
         let job = columns("j", &[EXECUTION, DATA].concat());
@@ -173,6 +196,7 @@ impl Sql {
             insert: text(insert(&jobs)),
             get: text(format!("SELECT {job} FROM {jobs} AS j WHERE j.id = ?")),
             due: text(due(&jobs)),
+            any_due: text(format!("SELECT 1 FROM {} LIMIT 1", are_due(&jobs))),
             claim: text(format!(
                 "UPDATE {} STRAIGHT_JOIN {ids} {by_id} SET j.state = ?, \
                    j.attempt = LEAST(j.attempt, {} - ?) + ?, j.fence = LEAST(j.fence, {} - 1) + 1, j.revision = ?, \
@@ -234,6 +258,82 @@ impl Sql {
                 at(&format!("GREATEST({NOW} - ?, {})", Timestamp::MIN.unix_millis())),
             )),
             delete: text(format!("DELETE j FROM {ids} {by_id}")),
+            steps: text(format!(
+                "SELECT {STEP} FROM {steps} AS s FORCE INDEX (PRIMARY) WHERE s.job_id = ? ORDER BY s.name"
+            )),
+            // From left to right: the job is locked, and then its step is read.
+            lock_step: text(format!(
+                "SELECT {execution}, j.available_at, IF(e.failure, j.errors, NULL) AS errors, n.now, {STEP}, \
+                   v.payload AS event_payload \
+                 FROM {} STRAIGHT_JOIN {} {by_id} \
+                   LEFT JOIN {steps} AS s FORCE INDEX (PRIMARY) ON s.job_id = j.id AND s.name = UNHEX(e.name) \
+                   LEFT JOIN {events} AS v FORCE INDEX (PRIMARY) ON v.event_key = UNHEX(e.event) AND v.kept_until > {} \
+                 FOR UPDATE",
+                clock(),
+                batch_beside_locks(&[("id", UUID), ("name", NAME), ("failure", NUMBER), ("event", NAME)]),
+                at("n.now"),
+            )),
+            put_step: text(format!(
+                "REPLACE INTO {steps} (job_id, name, fence, state, event, until, revision, value) \
+                 VALUES (?, ?, ?, ?, ?, {}, ?, ?)",
+                at("?"),
+            )),
+            // Changes nothing where there is one: it is locked then, be it an event or not.
+            hold_event: text(format!(
+                "INSERT INTO {events} (event_key, kept_until) VALUES (?, {}) \
+                 ON DUPLICATE KEY UPDATE kept_until = {events}.kept_until",
+                at(&format!("LEAST({NOW} + {}, {})", PLACE.as_millis(), Timestamp::MAX.unix_millis())),
+            )),
+            event: text(format!(
+                "SELECT v.payload AS event_payload FROM {events} AS v FORCE INDEX (PRIMARY) \
+                 WHERE v.event_key = ? AND v.payload IS NOT NULL AND v.kept_until > {} FOR UPDATE",
+                at(NOW),
+            )),
+            put_event: text(format!(
+                "REPLACE INTO {events} (event_key, kept_until, payload) VALUES (?, {}, ?)",
+                at(&format!("LEAST({NOW} + ?, {})", Timestamp::MAX.unix_millis())),
+            )),
+            // Whose job is suspended with this very wait, and locked now.
+            waits: text(format!(
+                "SELECT c.job_id AS id, c.name, (SELECT 1 FROM {jobs} AS j FORCE INDEX (PRIMARY) WHERE j.id = c.job_id \
+                   AND j.state = 'suspended' AND j.revision = c.revision FOR UPDATE) AS is_locked \
+                 FROM {steps} AS c FORCE INDEX (steps_waiting) WHERE c.state = 'waiting' AND c.event = ? \
+                 HAVING is_locked IS NOT NULL ORDER BY c.job_id, c.name"
+            )),
+            end_waits: text(format!(
+                "UPDATE {} STRAIGHT_JOIN {steps} AS s FORCE INDEX (PRIMARY) ON s.job_id = UNHEX(e.id) AND s.name = UNHEX(e.name) \
+                 SET s.state = 'done', s.value = ?",
+                batch(&[("id", UUID), ("name", NAME)]),
+            )),
+            overdue: text(format!(
+                "SELECT c.id, (SELECT 1 FROM {jobs} AS j FORCE INDEX (PRIMARY) WHERE j.id = c.id AND j.state = c.state \
+                   AND j.available_at = c.available_at FOR UPDATE SKIP LOCKED) AS is_locked \
+                 FROM {jobs} AS c FORCE INDEX (jobs_suspended) WHERE c.state = 'suspended' AND c.available_at <= {} \
+                 HAVING is_locked IS NOT NULL ORDER BY c.available_at, c.id LIMIT ?",
+                at(NOW),
+            )),
+            time_out: text(format!(
+                "UPDATE {ids} {by_id} STRAIGHT_JOIN {steps} AS s FORCE INDEX (PRIMARY) ON s.job_id = j.id \
+                 SET s.state = 'timed_out' WHERE s.state = 'waiting' AND s.revision = j.revision"
+            )),
+            wake: text(format!(
+                "UPDATE {} STRAIGHT_JOIN {ids} {by_id} SET j.state = 'waiting', j.revision = ?, j.available_at = {}, \
+                   j.claimed_by = NULL, j.claimed_at = NULL, j.attempted_at = NULL, j.lease_expires_at = NULL, \
+                   j.finished_at = NULL, j.result = NULL",
+                clock(),
+                at("n.now"),
+            )),
+            old_events: text(format!(
+                "SELECT c.event_key, (SELECT 1 FROM {events} AS v FORCE INDEX (PRIMARY) WHERE v.event_key = c.event_key \
+                   AND v.is_event = c.is_event AND v.kept_until = c.kept_until FOR UPDATE SKIP LOCKED) AS is_locked \
+                 FROM {events} AS c FORCE INDEX (events_old) WHERE c.is_event = ? AND c.kept_until <= {} \
+                 HAVING is_locked IS NOT NULL ORDER BY c.kept_until, c.event_key LIMIT ?",
+                at(NOW),
+            )),
+            delete_events: text(format!(
+                "DELETE v FROM {} STRAIGHT_JOIN {events} AS v FORCE INDEX (PRIMARY) ON v.event_key = UNHEX(e.event_key)",
+                batch(&[("event_key", NAME)]),
+            )),
         }
     }
 
@@ -248,6 +348,7 @@ impl Sql {
             ("insert", &self.insert),
             ("get", &self.get),
             ("due", &self.due),
+            ("any_due", &self.any_due),
             ("claim", &self.claim),
             ("lock", &self.lock),
             ("update", &self.update),
@@ -261,6 +362,19 @@ impl Sql {
             ("counts", &self.counts),
             ("old", &self.old),
             ("delete", &self.delete),
+            ("steps", &self.steps),
+            ("lock_step", &self.lock_step),
+            ("put_step", &self.put_step),
+            ("hold_event", &self.hold_event),
+            ("event", &self.event),
+            ("put_event", &self.put_event),
+            ("waits", &self.waits),
+            ("end_waits", &self.end_waits),
+            ("overdue", &self.overdue),
+            ("time_out", &self.time_out),
+            ("wake", &self.wake),
+            ("old_events", &self.old_events),
+            ("delete_events", &self.delete_events),
         ]
         .map(|(name, text)| (name, text.as_str()))
         .into()
@@ -314,23 +428,30 @@ fn insert(jobs: &str) -> String {
     )
 }
 
-/// The first due rows of the queue, locked; `?` the queue, the clock, the kinds as a list of hex, the limit.
+/// The due rows of the queue; `?` the queue, the clock, the kinds as a list of hex.
+fn are_due(jobs: &str) -> String {
+    let levels: Vec<_> = (Priority::FIRST.get()..=Priority::LAST.get()).map(|level| level.to_string()).collect();
+    format!(
+        "{jobs} AS c FORCE INDEX (jobs_due) WHERE c.queue = ? AND c.state = 'waiting' AND c.priority IN ({}) \
+           AND c.available_at <= {} AND FIND_IN_SET(HEX(c.kind), ?)",
+        levels.join(", "),
+        at(NOW),
+    )
+}
+
+/// The first of them, locked; `?` the limit as well.
 ///
 /// One range per priority, which the server walks in order and only as far as the limit: with one range over all of them, due
 /// jobs would be found behind every future job of a better priority, entry by entry. A row is locked when it is passed, if
 /// nobody else has it locked, and if it is still the moment that the walk sees. The condition on the kind is no subquery, so that
 /// the entries of other kinds are passed within the index.
 fn due(jobs: &str) -> String {
-    let levels: Vec<_> = (Priority::FIRST.get()..=Priority::LAST.get()).map(|level| level.to_string()).collect();
     format!(
         "SELECT {}, (SELECT 1 FROM {jobs} AS j FORCE INDEX (PRIMARY) WHERE j.id = c.id AND j.state = 'waiting' \
            AND j.revision = c.revision FOR UPDATE SKIP LOCKED) AS is_locked \
-         FROM {jobs} AS c FORCE INDEX (jobs_due) WHERE c.queue = ? AND c.state = 'waiting' AND c.priority IN ({}) \
-           AND c.available_at <= {} AND FIND_IN_SET(HEX(c.kind), ?) \
-         HAVING is_locked IS NOT NULL ORDER BY c.priority, c.available_at, c.id LIMIT ?",
+         FROM {} HAVING is_locked IS NOT NULL ORDER BY c.priority, c.available_at, c.id LIMIT ?",
         columns("c", &[EXECUTION, DATA].concat()),
-        levels.join(", "),
-        at(NOW),
+        are_due(jobs),
     )
 }
 

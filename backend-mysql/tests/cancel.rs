@@ -86,6 +86,30 @@ async fn a_dropped_call_is_whole_or_not_at_all_and_leaves_nothing_open() {
                 drop_after(polls, backend.purge(JobState::Completed, Delay::ZERO, limit(5))).await;
                 drop_after(polls, backend.migrate()).await;
                 assert_whole(&backend, other).await;
+
+                other.enqueue(&[job("1"), job("2")]).await.expect("stores");
+                let (waits, ends) = (claim_one(other).await, claim_one(other).await);
+                let key = format!("e {polls}");
+                let mut wait = Suspension::new(&waits.execution, name("w"), Some(name(&key)), When::At(Timestamp::MAX))
+                    .expect("legal");
+                drop_after(polls, wait.submit(&backend)).await;
+                let waited = wait.submit(other).await.expect("answers");
+                assert!(matches!(waited, Suspended::Waits(_)), "after {polls} polls: {waited:?}");
+                drop_after(polls, backend.emit(&event(&key, Delay::ZERO))).await;
+                other.emit(&event(&key, Delay::ZERO)).await.expect("is kept");
+                let woken = other.get(waits.id()).await.expect("reads").expect("a job");
+                assert_eq!(woken.state(), JobState::Waiting, "after {polls} polls");
+                let cancel = Transition::Cancel { reason: "no".into() };
+                Transitioner::new(other).apply(&woken.execution, &cancel).await.expect("cancels");
+                let (end, next) = (decide(&ends.execution, &complete("1")), NewJob { queue: name("next"), ..job("1") });
+                drop_after(polls, backend.hand_over(&end, &next)).await;
+                let (answer, _) = other.hand_over(&end, &next).await.expect("answers");
+                let stored = other.get(next.id).await.expect("reads").is_some();
+                assert!(stored && !matches!(answer, Update::Missing), "after {polls} polls: {answer:?}");
+                drop_after(polls, backend.time_out_waits(limit(5))).await;
+                drop_after(polls, backend.purge_events(limit(5))).await;
+                drop_after(polls, backend.steps(ends.id())).await;
+                assert_whole(&backend, other).await;
             }
             backend.close().await;
         }

@@ -5,6 +5,7 @@ mod common;
 use backend_mysql::MysqlBackend;
 use common::*;
 use queue_core::*;
+use sqlx::Row;
 
 fn texts() -> Vec<String> {
     let large = format!("\"{}\"", "\\\"é😀".repeat(131_071));
@@ -354,6 +355,98 @@ async fn instants_do_not_depend_on_a_time_zone() {
             times.push(job.created_at.unix_millis());
         }
         assert!(times.iter().max().expect("some") - times.iter().min().expect("some") < 60_000, "{times:?}");
+    })
+    .await;
+}
+
+/// A step or an event that cannot be read is told, and nothing is written on it.
+#[tokio::test]
+async fn steps_and_events_that_cannot_be_read() {
+    on_each_server(async |database, backend| {
+        backend.enqueue(&[job("1")]).await.expect("stores");
+        let claimed = claim_one(backend).await;
+        finish_step(backend, &claimed.execution, &name("w"), &Json::null()).await.expect("is saved");
+        let unreadable = |answer: Result<(), StepError>| {
+            let Err(StepError::Transition(TransitionError::Backend(error))) = answer else { panic!("{answer:?}") };
+            assert_eq!((error.kind(), error.certainty()), (ErrorKind::Schema, Certainty::NotApplied), "{error}");
+        };
+        for column in ["state = 'of a newer version'", "value = '{oops'", "value = x'22ff22'", "value = NULL"] {
+            database.run(&format!("UPDATE fenced_steps SET {column}")).await;
+            let before = database.rows("SELECT * FROM fenced_steps").await;
+            assert_error(backend.steps(claimed.id()).await, ErrorKind::Schema);
+            unreadable(begin_step(backend, &claimed.execution, &name("w")).await.map(drop));
+            unreadable(finish_step(backend, &claimed.execution, &name("w"), &Json::null()).await);
+            let after = database.rows("SELECT * FROM fenced_steps").await;
+            let bytes = |rows: &[sqlx::mysql::MySqlRow]| rows[0].get::<Option<Vec<u8>>, _>("value");
+            assert_eq!(bytes(&after), bytes(&before), "{column}");
+            database.run("UPDATE fenced_steps SET state = 'done', value = 'null'").await;
+        }
+        let kept = event("e", Delay::from_hours(1));
+        backend.emit(&kept).await.expect("is kept");
+        database.run("UPDATE fenced_events SET payload = '{oops'").await;
+        assert_error(backend.emit(&kept).await, ErrorKind::Schema);
+        let mut wait = Suspension::new(&claimed.execution, name("new"), Some(name("e")), When::Now).expect("legal");
+        unreadable(wait.submit(backend).await.map(drop));
+        assert_eq!(backend.get(claimed.id()).await.expect("reads"), Some(claimed.clone()), "it runs on");
+    })
+    .await;
+}
+
+/// The rows that are made for events to come are deleted beside those that are over, and do not count.
+#[tokio::test]
+async fn places_of_events_are_purged_and_not_counted() {
+    on_each_server(async |database, _| {
+        let clock = ClockOffset::default();
+        let backend = MysqlBackend::connect_with(database.options().clock(clock.clone())).await.expect("connects");
+        let hours = Delay::from_hours;
+        let jobs: Vec<_> = (0..5).map(|_| job("1")).collect();
+        backend.enqueue(&jobs).await.expect("stores");
+        for (index, job) in backend.claim(&request(5)).await.expect("claims").jobs.iter().enumerate() {
+            let waits = wait_for(&backend, &job.execution, &format!("to come {index}"), When::At(Timestamp::MAX)).await;
+            assert!(matches!(waits, Suspended::Waits(_)), "{waits:?}");
+        }
+        for index in 0..3 {
+            backend.emit(&event(&format!("kept {index}"), hours(30))).await.expect("is kept");
+        }
+        let left = async || database.rows("SELECT event_key FROM fenced_events").await.len();
+        clock.advance(hours(23));
+        assert_eq!((backend.purge_events(limit(9)).await.expect("purges"), left().await), (0, 8), "none is over");
+        clock.advance(hours(1));
+        assert_eq!((backend.purge_events(limit(4)).await.expect("purges"), left().await), (0, 4), "four places are");
+        clock.advance(hours(6));
+        // The place that is older keeps no event from being purged.
+        for rest in [(1, 2), (1, 1), (1, 0), (0, 0)] {
+            assert_eq!((backend.purge_events(limit(1)).await.expect("purges"), left().await), rest);
+        }
+        // Those who wait need no place.
+        for index in 0..5 {
+            let emitted = backend.emit(&event(&format!("to come {index}"), Delay::ZERO)).await.expect("is kept");
+            assert_eq!(emitted, Emitted::New { woken: 1 });
+        }
+        backend.close().await;
+    })
+    .await;
+}
+
+/// More than one statement takes, as one moment of all of them.
+#[tokio::test]
+async fn an_event_wakes_thousands() {
+    on_each_server(async |database, backend| {
+        let jobs: Vec<_> = (0..2500).map(|_| job("1")).collect();
+        backend.enqueue(&jobs).await.expect("stores");
+        database
+            .run(
+                "UPDATE fenced_jobs SET state = 'suspended', available_at = '9999-12-31 23:59:59.999'; \
+                 INSERT INTO fenced_steps (job_id, name, fence, state, event, until, revision) \
+                 SELECT id, 'w', 0, 'waiting', 'e', available_at, revision FROM fenced_jobs",
+            )
+            .await;
+        assert_eq!(backend.emit(&event("e", Delay::ZERO)).await.expect("is kept"), Emitted::New { woken: 2500 });
+        assert_eq!(database.rows("SELECT DISTINCT revision FROM fenced_jobs").await.len(), 1);
+        let claimed = backend.claim(&request(10_000)).await.expect("claims").jobs;
+        assert_eq!(claimed.len(), 2500);
+        let done = "SELECT CAST(COUNT(*) AS SIGNED) FROM fenced_steps WHERE state = 'done' AND value = '1'";
+        assert_eq!(database.rows(done).await[0].get::<i64, _>(0), 2500);
     })
     .await;
 }

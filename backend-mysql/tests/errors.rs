@@ -206,6 +206,50 @@ async fn a_conflict_is_repeated_a_bounded_number_of_times() {
     .await;
 }
 
+/// The same of steps, waits and events, wherever in their transactions it happens.
+#[tokio::test]
+async fn a_conflict_about_steps_is_repeated() {
+    on_each_server(async |database, backend| {
+        let triggers = |tries: u32| {
+            let trigger = |when: &str, table: &str| {
+                format!(
+                    "CREATE TRIGGER says_{table}_{when} BEFORE {when} ON fenced_{table} FOR EACH ROW BEGIN \
+                     INSERT INTO tries VALUES (NULL); IF (SELECT COUNT(*) FROM tries) < {tries} THEN \
+                     SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213, MESSAGE_TEXT = 'no'; END IF; END; "
+                )
+            };
+            let all = [("INSERT", "steps"), ("UPDATE", "steps"), ("INSERT", "events"), ("DELETE", "events")];
+            // Counted where a rollback does not reach.
+            "CREATE TABLE tries (id INT AUTO_INCREMENT PRIMARY KEY) ENGINE = MyISAM; ".to_owned()
+                + &all.map(|(when, table)| trigger(when, table)).concat()
+        };
+        const NONE: &str = "DROP TRIGGER says_steps_INSERT; DROP TRIGGER says_steps_UPDATE; DROP TRIGGER says_events_INSERT; \
+                            DROP TRIGGER says_events_DELETE; DROP TABLE tries";
+        let afresh = "DELETE FROM tries";
+        backend.enqueue(&[job("1"), job("2")]).await.expect("stores");
+        let jobs = backend.claim(&request(2)).await.expect("claims").jobs;
+        database.run(&triggers(4)).await;
+        begin_step(backend, &jobs[0].execution, &name("s")).await.expect("is begun");
+        for (job, until) in jobs.iter().zip([When::At(Timestamp::MAX), When::Now]) {
+            database.run(afresh).await;
+            let waits = wait_for(backend, &job.execution, "e", until).await;
+            assert!(matches!(waits, Suspended::Waits(Settled::Applied(_))), "{waits:?}");
+        }
+        database.run(afresh).await;
+        assert_eq!(backend.time_out_waits(limit(9)).await.expect("wakes"), [jobs[1].id()]);
+        database.run(afresh).await;
+        assert_eq!(backend.emit(&event("e", Delay::ZERO)).await.expect("is kept"), Emitted::New { woken: 1 });
+        database.run(afresh).await;
+        assert_eq!(backend.purge_events(limit(9)).await.expect("purges"), 1);
+        database.run(&format!("{NONE}; {}", triggers(1000))).await;
+        assert_error(backend.emit(&event("e", Delay::ZERO)).await, ErrorKind::Transient);
+        let tries = database.rows("SELECT CAST(COUNT(*) AS SIGNED) FROM tries").await;
+        assert_eq!(sqlx::Row::get::<i64, _>(&tries[0], 0), 21, "not for ever");
+        database.run(NONE).await;
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_pool_that_has_no_connection_left() {
     on_each_server(async |database, _| {

@@ -4,6 +4,8 @@ mod common;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering;
 
 use backend_mysql::MysqlBackend;
 use common::*;
@@ -188,6 +190,158 @@ async fn a_settle_waits_a_bounded_time() {
             impatient.update_many_if_current(&updates[1..]).await.expect("updates")[..],
             [Update::Applied(_)]
         ));
+        impatient.close().await;
+    })
+    .await;
+}
+
+/// Steps, waits, events that come meanwhile, sweeps of what is overdue, purges of jobs with their steps and of events, and cancels
+/// at once, about a few events: nobody hears of a deadlock or of a lock, no event is lost, and no job is woken twice.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn no_deadlock_of_waits_reaches_a_caller() {
+    const ROUNDS: usize = 12;
+    const KEYS: usize = 3;
+    let millis = |millis: i64| Delay::from_millis(millis).expect("a delay");
+    on_each_server(async |database, backend| {
+        let handles = [backend.clone(), database.connect().await];
+        let barrier = Arc::new(Barrier::new(6 + 3 + 2 + 1));
+        let working = Arc::new(AtomicUsize::new(6));
+        let mut tasks = JoinSet::new();
+        for worker in 0..6 {
+            let (backend, barrier) = (handles[worker % 2].clone(), Arc::clone(&barrier));
+            let working = Arc::clone(&working);
+            tasks.spawn(async move {
+                barrier.wait().await;
+                for round in 0..ROUNDS {
+                    let new: Vec<_> = (0..3).map(|_| job("1")).collect();
+                    backend.enqueue(&new).await?;
+                    for job in backend.claim(&request(4)).await?.jobs {
+                        let applied = |update: &Update| matches!(update, Update::Applied(_));
+                        let write = |name: &str, action| StepWrite {
+                            id: job.id(),
+                            current: job.execution.fingerprint(),
+                            name: name.try_into().expect("a name"),
+                            action,
+                        };
+                        let begun = backend.write_step(&write("s", StepAction::Begin)).await?;
+                        assert!(applied(&begun.update), "{begun:?}");
+                        let suspend = Transition::Suspend { until: When::After(millis(3)) };
+                        let suspension = decide(&job.execution, &suspend).patch;
+                        let event = Some(name(&format!("e {}", (worker + round) % KEYS)));
+                        // Refused once the row of a new event is made, which several do at once.
+                        let event_to_be = Some(name(&format!("to be {round}")));
+                        let wait = StepAction::Wait(NewWait { event: event_to_be, suspension: suspension.clone() });
+                        let mut lost = write("lost", wait);
+                        lost.current.revision = Revision::random();
+                        let refused = backend.write_step(&lost).await?;
+                        assert!(matches!(refused.update, Update::Conflict(_)), "{refused:?}");
+                        let wait = StepAction::Wait(NewWait { event, suspension });
+                        let waits = backend.write_step(&write(&format!("w {round}"), wait)).await?;
+                        assert!(applied(&waits.update), "{waits:?}");
+                        if let Some(Step { state: StepState::Done(_), .. }) = waits.step {
+                            let (end, next) = (decide(&job.execution, &complete("1")), keyed(&job.id().to_string()));
+                            let (ended, enqueued) = backend.hand_over(&end, &next).await?;
+                            assert!(applied(&ended) && enqueued == Some(Enqueued::New(next.id)), "{ended:?}");
+                        }
+                    }
+                }
+                working.fetch_sub(1, Ordering::Relaxed);
+                Result::<_>::Ok(0)
+            });
+        }
+        for emitter in 0..3 {
+            let (backend, barrier) = (handles[emitter % 2].clone(), Arc::clone(&barrier));
+            let working = Arc::clone(&working);
+            tasks.spawn(async move {
+                barrier.wait().await;
+                let mut all = 0;
+                for round in 0.. {
+                    let key = format!("e {}", (emitter + round) % KEYS);
+                    if let Emitted::New { woken } = backend.emit(&event(&key, millis(2))).await? {
+                        all += woken;
+                    }
+                    backend.purge_events(limit(2)).await?;
+                    if working.load(Ordering::Relaxed) == 0 {
+                        break;
+                    }
+                }
+                Ok(all)
+            });
+        }
+        for backend in &handles {
+            let (backend, barrier, working) = (backend.clone(), Arc::clone(&barrier), Arc::clone(&working));
+            tasks.spawn(async move {
+                barrier.wait().await;
+                while working.load(Ordering::Relaxed) > 0 {
+                    backend.time_out_waits(limit(5)).await?;
+                    backend.purge(JobState::Completed, Delay::ZERO, limit(10)).await?;
+                    backend.purge(JobState::Canceled, Delay::ZERO, limit(10)).await?;
+                }
+                Ok(0)
+            });
+        }
+        let backend = handles[1].clone();
+        tasks.spawn(async move {
+            barrier.wait().await;
+            while working.load(Ordering::Relaxed) > 0 {
+                let mut filter = ListFilter::default();
+                filter.state = Some(JobState::Suspended);
+                let cancel = Transition::Cancel { reason: "no".into() };
+                let asleep = backend.list(&filter, None, limit(100)).await?.items;
+                let updates: Vec<_> = asleep.iter().step_by(8).map(|job| decide(&job.execution, &cancel)).collect();
+                backend.update_many_if_current(&updates).await?;
+            }
+            Ok(0)
+        });
+        let mut woken = 0;
+        for answer in tasks.join_all().await {
+            woken += answer.expect("no error reaches a caller");
+        }
+        assert!(woken > 0, "events and waits met");
+        // Whoever waits still waits for the time, and has one wait that is its own.
+        for job in handles[0].list(&ListFilter::default(), None, limit(10_000)).await.expect("lists").items {
+            let steps = handles[0].steps(job.id()).await.expect("reads");
+            let own = steps.iter().filter(|step| match &step.state {
+                StepState::Waiting(wait) => wait.revision == job.execution.revision && wait.until == job.available_at,
+                _ => false,
+            });
+            assert_eq!(own.count(), usize::from(job.state() == JobState::Suspended), "{job:?}: {steps:?}");
+        }
+        until("all waits are over", async || {
+            handles[0].time_out_waits(limit(1000)).await.expect("wakes");
+            let counts = handles[0].counts().await.expect("counts");
+            counts.iter().all(|count| count.state != Some(JobState::Suspended))
+        })
+        .await;
+        handles[1].close().await;
+    })
+    .await;
+}
+
+/// An event whose row somebody has locked is waited for as long as the options say, and then nothing has changed.
+#[tokio::test]
+async fn an_event_is_waited_for_a_bounded_time() {
+    on_each_server(async |database, backend| {
+        backend.enqueue(&[job("1")]).await.expect("stores");
+        let claimed = claim_one(backend).await;
+        let options = database.options().lock_timeout(std::time::Duration::from_millis(300)).max_connections(1);
+        let impatient = MysqlBackend::connect_with(options).await.expect("connects");
+        let hour = Delay::from_hours(1);
+        database.run("INSERT INTO fenced_events (event_key, kept_until) VALUES ('e', '2001-01-01')").await;
+        let mut transaction = database.pool.begin().await.expect("begins");
+        let lock = "SELECT * FROM fenced_events WHERE event_key = 'e' FOR UPDATE";
+        sqlx::query(lock).fetch_all(&mut *transaction).await.expect("locks");
+        assert_error(impatient.emit(&event("e", hour)).await, ErrorKind::Transient);
+        let mut wait = Suspension::new(&claimed.execution, name("w"), Some(name("e")), When::Now).expect("legal");
+        let answer = wait.submit(&impatient).await;
+        let Err(StepError::Transition(TransitionError::Backend(error))) = answer else { panic!("{answer:?}") };
+        assert_eq!((error.kind(), error.certainty()), (ErrorKind::Transient, Certainty::NotApplied));
+        // A purge passes it.
+        assert_eq!(impatient.purge_events(limit(10)).await.expect("purges"), 0);
+        assert_eq!(backend.get(claimed.id()).await.expect("reads"), Some(claimed.clone()));
+        transaction.rollback().await.expect("rolls back");
+        assert!(matches!(wait.submit(&impatient).await.expect("answers"), Suspended::Waits(_)));
+        assert_eq!(impatient.emit(&event("e", hour)).await.expect("is kept"), Emitted::New { woken: 1 });
         impatient.close().await;
     })
     .await;

@@ -2,6 +2,10 @@
 
 mod common;
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering;
+
 use backend_mysql::MysqlBackend;
 use backend_mysql::migrations;
 use common::*;
@@ -11,22 +15,34 @@ use sqlx::Executor;
 use sqlx::Row;
 use tokio::task::JoinSet;
 
-/// What is in the database: how its tables are made, and the schema's row.
+/// What is in the database: how its tables are made, and the schema's row as the last.
 async fn schema(database: &Database) -> Vec<String> {
     let tables = "SELECT CAST(table_name AS CHAR) AS name FROM information_schema.tables \
-                  WHERE table_schema = DATABASE() ORDER BY table_name";
+                  WHERE table_schema = DATABASE() ORDER BY table_name = 'fenced_schema', table_name";
     let mut schema = Vec::new();
     for row in database.rows(tables).await {
         let table: String = row.get("name");
         let made = database.rows(&format!("SHOW CREATE TABLE {table}")).await;
         schema.push(made[0].get(1));
         if table == "fenced_schema" {
-            let rows =
-                "SELECT CONCAT(version, ' ', oldest_version, ' ', CAST(oldest_release AS CHAR)) FROM fenced_schema";
-            schema.extend(database.rows(rows).await.iter().map(|row| row.get::<String, _>(0)));
+            schema.extend(version(database).await);
         }
     }
     schema
+}
+
+/// The schema's row.
+async fn version(database: &Database) -> Option<String> {
+    let text = "SELECT CONCAT(version, ' ', oldest_version, ' ', CAST(oldest_release AS CHAR)) FROM fenced_schema";
+    database.rows(text).await.first().map(|row| row.get(0))
+}
+
+/// The schema's row after the first migration, and once all have run.
+const FIRST: Option<&str> = Some("1 1 0.1.0");
+const NOW: Option<&str> = Some("2 1 0.1.0");
+
+fn first_schema() -> &'static str {
+    include_str!("fixtures/schema_v1.sql")
 }
 
 async fn on_each_empty(test: impl AsyncFn(&Database)) {
@@ -54,7 +70,7 @@ async fn ten_migrate_a_new_database_at_once() {
             answer.expect("each is told that the schema is there");
         }
         let once = schema(database).await;
-        assert_eq!(once.last().map(String::as_str), Some("1 1 0.1.0"));
+        assert_eq!(once.last().map(String::as_str), NOW);
         let backend = database.connect().await;
         backend.enqueue(&[job("1")]).await.expect("stores");
         backend.migrate().await.expect("again");
@@ -65,28 +81,148 @@ async fn ten_migrate_a_new_database_at_once() {
     .await;
 }
 
-/// Every place at which the first migration can end, with what it has made until then.
+/// A job, what it does and what it waits for.
+async fn works(backend: &MysqlBackend) {
+    let new = NewJob { queue: name("new"), ..job("1") };
+    let request = ClaimRequest::new(name("new"), [name("welcome")], worker(), lease(), limit(9)).expect("a request");
+    backend.enqueue(std::slice::from_ref(&new)).await.expect("stores");
+    let claimed = backend.claim(&request).await.expect("claims").jobs.remove(0);
+    finish_step(backend, &claimed.execution, &name("s"), &Json::null()).await.expect("is saved");
+    let waits = wait_for(backend, &claimed.execution, "e", When::At(Timestamp::MAX)).await;
+    assert!(matches!(waits, Suspended::Waits(_)), "{waits:?}");
+    assert_eq!(backend.emit(&event("e", Delay::ZERO)).await.expect("is kept"), Emitted::New { woken: 1 });
+    let claimed = backend.claim(&request).await.expect("claims").jobs.remove(0);
+    Transitioner::new(backend).apply(&claimed.execution, &complete("1")).await.expect("settles");
+    assert_eq!(backend.steps(new.id).await.expect("reads").len(), 2);
+}
+
+/// Every place at which the migrations can end, with what they have made until then.
 #[tokio::test]
 async fn one_that_ends_in_the_middle_is_completed() {
-    for statements in 0..3 {
+    /// So many of them are the first migration.
+    const OLD: usize = 3;
+    let texts: String = migrations(&Identifier::default()).into_iter().map(|migration| migration.sql).collect();
+    let texts: Vec<_> = texts.split_inclusive(";\n").collect();
+    for statements in 0..=texts.len() {
         on_each_empty(async |database| {
-            let sql = &migrations(&Identifier::default())[0].sql;
-            let half: Vec<_> = sql.split_inclusive(";\n").take(statements).collect();
-            if !half.is_empty() {
-                database.run(&half.concat()).await;
+            if statements > 0 {
+                database.run(&texts[..statements].concat()).await;
             }
             let backend = database.connect().await;
-            if statements < 2 {
-                assert_error(backend.enqueue(&[job("1")]).await, ErrorKind::Schema);
+            let kept = keyed("kept");
+            match statements {
+                ..2 => assert_error(backend.enqueue(std::slice::from_ref(&kept)).await, ErrorKind::Schema),
+                2..OLD => {}
+                OLD.. => {
+                    backend.enqueue(std::slice::from_ref(&kept)).await.expect("stores");
+                    let claimed = claim_one(&backend).await;
+                    Transitioner::new(&backend).apply(&claimed.execution, &complete("1")).await.expect("settles");
+                }
             }
             backend.migrate().await.expect("completes it");
-            assert_eq!(schema(database).await.last().map(String::as_str), Some("1 1 0.1.0"));
-            backend.enqueue(&[job("1")]).await.expect("stores");
-            claim_one(&backend).await;
+            let (other, whole) = Database::migrated(database.server).await;
+            assert_eq!(schema(database).await, schema(&other).await, "after {statements} statements");
+            assert_eq!(version(database).await.as_deref(), NOW);
+            whole.close().await;
+            other.discard().await;
+            works(&backend).await;
+            assert_eq!(backend.get(kept.id).await.expect("reads").is_some(), statements >= OLD);
             backend.close().await;
         })
         .await;
     }
+}
+
+/// From the first schema on, while programs of the first release work: none of them is told anything of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn ten_migrate_the_first_schema_beside_its_programs() {
+    on_each_empty(async |database| {
+        database.run(first_schema()).await;
+        let old = database.connect().await;
+        let done = Arc::new(AtomicBool::new(false));
+        let working = {
+            let (old, done) = (old.clone(), Arc::clone(&done));
+            tokio::spawn(async move {
+                let mut rounds = 0;
+                while rounds < 20 || !done.load(Ordering::Relaxed) {
+                    old.enqueue(&[keyed("k")]).await.expect("stores");
+                    for claimed in old.claim(&request(10)).await.expect("claims").jobs {
+                        let settled = Transitioner::new(&old).apply(&claimed.execution, &complete("1")).await;
+                        settled.expect("settles");
+                    }
+                    old.purge(JobState::Completed, Delay::ZERO, limit(10)).await.expect("purges");
+                    rounds += 1;
+                }
+            })
+        };
+        let mut migrators = JoinSet::new();
+        for number in 0..10 {
+            let options = database.options().max_connections(1 + number % 2);
+            migrators.spawn(async move { MysqlBackend::connect_with(options).await?.migrate().await });
+        }
+        for answer in migrators.join_all().await {
+            answer.expect("each is told that the schema is there");
+        }
+        done.store(true, Ordering::Relaxed);
+        working.await.expect("nothing failed beside it");
+        assert_eq!(version(database).await.as_deref(), NOW);
+        works(&old).await;
+        old.close().await;
+    })
+    .await;
+}
+
+/// Killed while it waits for a transaction that uses the table, between what it has made and what it has not.
+#[tokio::test]
+async fn one_that_is_killed_in_the_middle_is_completed() {
+    on_each_empty(async |database| {
+        database.run(first_schema()).await;
+        let backend = database.connect().await;
+        let mut open = database.pool.begin().await.expect("begins");
+        sqlx::query("SELECT 1 FROM fenced_jobs LIMIT 1").fetch_all(&mut *open).await.expect("uses the table");
+        let migrating = {
+            let backend = backend.clone();
+            tokio::spawn(async move { backend.migrate().await })
+        };
+        let waits = |(_, statement): &(u64, String)| {
+            statement.contains("REFERENCES fenced_jobs") || statement.contains("ADD KEY")
+        };
+        let waiting = async || database.sessions().await.into_iter().find(waits).map(|(id, _)| id);
+        until("it waits for the table", async || waiting().await.is_some()).await;
+        assert!(!migrating.is_finished());
+        database.run(&format!("KILL {}", waiting().await.expect("it waits"))).await;
+        let error = migrating.await.expect("no panic").expect_err("is killed");
+        assert!(matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Transient), "{error}");
+        open.rollback().await.expect("rolls back");
+        assert_eq!(version(database).await.as_deref(), FIRST, "not yet");
+        backend.migrate().await.expect("completes it");
+        assert_eq!(version(database).await.as_deref(), NOW);
+        works(&backend).await;
+        backend.close().await;
+    })
+    .await;
+}
+
+/// Jobs work on, and what needs the newer schema says so.
+#[tokio::test]
+async fn steps_need_the_second_schema() {
+    on_each_empty(async |database| {
+        database.run(first_schema()).await;
+        let backend = database.connect().await;
+        let claimed = claim_one(&backend).await;
+        let answer = finish_step(&backend, &claimed.execution, &name("s"), &Json::null()).await;
+        let Err(StepError::Transition(TransitionError::Backend(error))) = answer else { panic!("{answer:?}") };
+        assert_eq!((error.kind(), error.certainty()), (ErrorKind::Schema, Certainty::NotApplied));
+        assert_error(backend.emit(&event("e", Delay::ZERO)).await, ErrorKind::Schema);
+        assert_error(backend.time_out_waits(limit(1)).await, ErrorKind::Schema);
+        assert_error(backend.purge_events(limit(1)).await, ErrorKind::Schema);
+        assert_error(backend.steps(claimed.id()).await, ErrorKind::Schema);
+        Transitioner::new(&backend).apply(&claimed.execution, &complete("1")).await.expect("settles");
+        backend.migrate().await.expect("migrates");
+        works(&backend).await;
+        backend.close().await;
+    })
+    .await;
 }
 
 /// The lock is gone with the connection of whoever had it, and is on no connection that the pool hands out.
@@ -163,7 +299,7 @@ async fn a_program_below_the_floor_is_refused_and_writes_nothing() {
         for refused in [backend.migrate().await, connect, lent] {
             let error = refused.expect_err("refused");
             assert_eq!((error.kind(), error.certainty()), (ErrorKind::Schema, Certainty::NotApplied));
-            for version in [env!("CARGO_PKG_VERSION"), "version 1;", "version 9 ", "version 7,", "3.1.4"] {
+            for version in [env!("CARGO_PKG_VERSION"), "version 2;", "version 9 ", "version 7,", "3.1.4"] {
                 assert!(error.to_string().contains(version), "{version:?} in {error}");
             }
         }
@@ -213,6 +349,32 @@ async fn a_migration_that_meets_what_is_in_its_way_changes_nothing() {
     .await;
 }
 
+/// The tables of the second may be in the way of somebody else's: the first schema stays, and jobs go on.
+#[tokio::test]
+async fn a_second_migration_that_meets_what_is_in_its_way_keeps_the_first_schema() {
+    for table in ["fenced_events", "fenced_steps"] {
+        on_each_empty(async |database| {
+            database.run(first_schema()).await;
+            database.run(&format!("CREATE TABLE {table} (mine TEXT); INSERT INTO {table} VALUES ('kept')")).await;
+            let backend = database.connect().await;
+            for _ in 0..2 {
+                let error = backend.migrate().await.expect_err("the name is taken");
+                assert_eq!((error.kind(), error.certainty()), (ErrorKind::Schema, Certainty::NotApplied), "{error}");
+                let source = std::error::Error::source(&error).expect("what the server says").to_string();
+                assert!(source.contains(table), "it names what is in the way: {source}");
+                assert_eq!(version(database).await.as_deref(), FIRST);
+            }
+            assert_eq!(database.rows(&format!("SELECT mine FROM {table}")).await[0].get::<String, _>(0), "kept");
+            claim_one(&backend).await;
+            database.run(&format!("DROP TABLE {table}")).await;
+            backend.migrate().await.expect("migrates");
+            works(&backend).await;
+            backend.close().await;
+        })
+        .await;
+    }
+}
+
 /// Refused by the server after its first statement: what that made is taken back.
 #[tokio::test]
 async fn a_migration_without_the_privilege_changes_nothing() {
@@ -229,8 +391,21 @@ async fn a_migration_without_the_privilege_changes_nothing() {
         let backend = MysqlBackend::connect_with(options).await.expect("connects");
         assert_error(backend.migrate().await, ErrorKind::Permanent);
         assert_eq!(schema(database).await, Vec::<String>::new());
-        database.run(&format!("GRANT CREATE ON {}.fenced_jobs TO '{user}'@'%'", database.name)).await;
+        // The second has a privilege less each time. The first schema is there by then, and stays.
+        for (privileges, table) in [
+            ("CREATE", "fenced_jobs"),
+            ("CREATE", "fenced_events"),
+            ("CREATE", "fenced_steps"),
+            ("REFERENCES", "fenced_jobs"),
+            ("ALTER, INDEX", "fenced_jobs"),
+        ] {
+            database.run(&format!("GRANT {privileges} ON {}.{table} TO '{user}'@'%'", database.name)).await;
+            assert_error(backend.migrate().await, ErrorKind::Permanent);
+            assert_eq!(version(database).await.as_deref(), FIRST, "{privileges} on {table}");
+        }
+        database.run(&format!("GRANT UPDATE ON {}.fenced_schema TO '{user}'@'%'", database.name)).await;
         backend.migrate().await.expect("migrates");
+        assert_eq!(version(database).await.as_deref(), NOW);
         backend.close().await;
         database.run(&format!("DROP USER '{user}'@'%'")).await;
     })
@@ -275,8 +450,9 @@ async fn the_tables_do_not_depend_on_defaults() {
             )
             .await
             .expect("sets");
-        let sql = &migrations(&Identifier::default())[0].sql;
-        sqlx::raw_sql(sqlx::AssertSqlSafe(sql.as_str())).execute(&mut session).await.expect("runs");
+        for migration in migrations(&Identifier::default()) {
+            sqlx::raw_sql(sqlx::AssertSqlSafe(migration.sql)).execute(&mut session).await.expect("runs");
+        }
         assert_eq!(schema(&other).await, plain);
         other.discard().await;
     })
@@ -287,11 +463,13 @@ async fn the_tables_do_not_depend_on_defaults() {
 #[tokio::test]
 async fn jobs_of_the_first_schema_go_on() {
     on_each_empty(async |database| {
-        database.run(include_str!("fixtures/schema_v1.sql")).await;
+        database.run(first_schema()).await;
         let backend = database.connect().await;
+        let before = backend.list(&ListFilter::default(), None, limit(100)).await.expect("lists");
         backend.migrate().await.expect("migrates");
         let page = backend.list(&ListFilter::default(), None, limit(100)).await.expect("lists");
         assert!(page.unreadable.is_empty(), "{page:?}");
+        assert_eq!(page.items, before.items, "they are what they were");
         for &state in JobState::ALL {
             assert!(page.items.iter().any(|job| job.state() == state), "one is {state}");
         }
@@ -316,6 +494,17 @@ async fn jobs_of_the_first_schema_go_on() {
         let key = taken.unique_key.as_ref().expect("a key").as_str();
         let answer = backend.enqueue(&[keyed(key)]).await.expect("is an outcome");
         assert_eq!(answer, [Enqueued::Duplicate { existing: taken.id() }]);
+
+        // Suspended by hand, and its time is over: found by the new index, though it was there before.
+        assert_eq!(backend.time_out_waits(limit(10)).await.expect("wakes"), [taken.id()]);
+        let mut woken = backend.claim(&request(10)).await.expect("claims").jobs;
+        woken.retain(|job| job.id() == taken.id());
+        let waits = wait_for(&backend, &woken[0].execution, "e", When::At(Timestamp::MAX)).await;
+        assert!(matches!(waits, Suspended::Waits(_)), "{waits:?}");
+        let emitted = backend.emit(&event("e", Delay::ZERO)).await.expect("is kept");
+        assert_eq!(emitted, Emitted::New { woken: 1 });
+        let steps = backend.steps(taken.id()).await.expect("reads");
+        assert!(matches!(steps[..], [Step { state: StepState::Done(_), .. }]), "{steps:?}");
         backend.close().await;
     })
     .await;

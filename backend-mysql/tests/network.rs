@@ -105,12 +105,91 @@ async fn calls_cost_a_fixed_number_of_round_trips() {
                 assert_eq!(calls, [3, 4, 4, 4, 4, 3, 4], "{whose}, {rows}");
             }
             let (empty, _) = round_trips(&proxy, handle.claim(&request(10))).await;
+            // Whoever finds nothing looks first the next time: an idle worker is one statement for each look.
+            handle.claim(&request(10)).await.expect("prepares it");
+            let (idle, nothing) = round_trips(&proxy, handle.claim(&request(10))).await;
+            assert_eq!((idle, nothing), (1, Claimed::default()), "{whose}");
+            handle.enqueue(&[job("1")]).await.expect("stores");
+            // The look, the driver's ping of a connection that goes back, and the claim.
+            let (found, one) = round_trips(&proxy, handle.claim(&request(10))).await;
+            assert_eq!((found, one.jobs.len()), (6, 1), "{whose}");
             let (get, _) = round_trips(&proxy, handle.get(JobId::new())).await;
             let (stale, _) = round_trips(&proxy, handle.stale(None, limit(10))).await;
             assert_eq!([empty, get, stale], [3, 1, 1], "{whose}");
         }
         own.close().await;
         lent.close().await;
+    })
+    .await;
+}
+
+/// Four for a step, six for a wait, and eight for an event, however many it wakes: fewer where there is less to do.
+#[tokio::test]
+async fn steps_and_waits_cost_a_fixed_number_of_round_trips() {
+    on_each_server(async |database, _| {
+        let proxy = proxy(database).await;
+        let handle = behind(&proxy, database, 1).await;
+        let (hour, never) = (Delay::from_hours(1), When::At(Timestamp::MAX));
+        let write = |job: &Job, action| StepWrite {
+            id: job.id(),
+            current: job.execution.fingerprint(),
+            name: name("s"),
+            action,
+        };
+        let wait = |job: &Job, event: &str, until| {
+            let suspension = decide(&job.execution, &Transition::Suspend { until }).patch;
+            write(job, StepAction::Wait(NewWait { event: Some(name(event)), suspension }))
+        };
+        // The first round prepares the statements.
+        for (round, rows) in [1, 1, 100].into_iter().enumerate() {
+            let key = format!("e {round}");
+            let successor = job("1");
+            let jobs: Vec<_> = (0..rows + 4).map(|_| job("1")).collect();
+            handle.enqueue(&jobs).await.expect("stores");
+            let mut claimed = handle.claim(&request(rows + 4)).await.expect("claims").jobs;
+            let (first, second) = (claimed.remove(0), claimed.remove(0));
+            let begin = round_trips(&proxy, handle.write_step(&write(&first, StepAction::Begin))).await.0;
+            let value = StepAction::Finish(Json::null());
+            let finish = round_trips(&proxy, handle.write_step(&write(&first, value))).await.0;
+            let again = round_trips(&proxy, handle.write_step(&write(&first, StepAction::Begin))).await.0;
+            let steps = round_trips(&proxy, handle.steps(first.id())).await.0;
+            let end = decide(&first.execution, &complete("1"));
+            let over = round_trips(&proxy, handle.hand_over(&end, &successor)).await.0;
+            let late = round_trips(&proxy, handle.write_step(&write(&first, StepAction::Begin))).await.0;
+            let new = round_trips(&proxy, handle.emit(&event(&format!("new {round}"), hour))).await.0;
+            let kept = round_trips(&proxy, handle.emit(&event(&format!("new {round}"), hour))).await.0;
+            let came = wait(&second, &format!("new {round}"), never);
+            let came = round_trips(&proxy, handle.write_step(&came)).await.0;
+            let (due, asleep) = claimed.split_at(2);
+            let mut waits = 0;
+            for job in asleep {
+                (waits, _) = round_trips(&proxy, handle.write_step(&wait(job, &key, never))).await;
+            }
+            let (wake, woken) = round_trips(&proxy, handle.emit(&event(&key, Delay::ZERO))).await;
+            assert_eq!(woken, Emitted::New { woken: rows as u64 });
+            for job in due {
+                handle.write_step(&wait(job, "never", When::Now)).await.expect("suspends");
+            }
+            let (time_out, timed_out) = round_trips(&proxy, handle.time_out_waits(limit(10))).await;
+            assert_eq!(timed_out.len(), 2);
+            let nothing = round_trips(&proxy, handle.time_out_waits(limit(10))).await.0;
+            let (purge, purged) = round_trips(&proxy, handle.purge_events(limit(10))).await;
+            assert_eq!(purged, 1);
+            let none = round_trips(&proxy, handle.purge_events(limit(10))).await.0;
+            println!(
+                "{rows}: begin {begin}, finish {finish}, again {again}, steps {steps}, hand over {over}, late {late}, new {new}, \
+                 kept {kept}, came {came}, wait {waits}, wake {wake}, time out {time_out}, nothing {nothing}, purge {purge}, \
+                 none {none}"
+            );
+            database.run("DELETE FROM fenced_jobs").await;
+            let calls = [begin, finish, again, steps, over, late];
+            let events = [new, kept, came, waits, wake, time_out, nothing, purge, none];
+            if round > 0 {
+                assert_eq!(calls, [4, 4, 3, 1, 6, 3], "{rows}");
+                assert_eq!(events, [6, 4, 5, 6, 8, 5, 3, 5, 4], "{rows}");
+            }
+        }
+        handle.close().await;
     })
     .await;
 }

@@ -39,6 +39,19 @@ async fn batch(database: &Database, condition: &str) -> String {
     format!("'[{}]'", items.join(","))
 }
 
+/// Waits for the event `paid` that jobs are suspended with, as a batch.
+async fn waits(database: &Database) -> String {
+    let rows = database
+        .rows(
+            "SELECT CONCAT('{\"failure\":0,\"id\":\"', HEX(job_id), '\",\"name\":\"', HEX(name), '\",\"event\":\"', HEX(event), '\"}') \
+             AS item FROM fenced_steps WHERE state = 'waiting' AND event = 'paid' LIMIT 10",
+        )
+        .await;
+    let items: Vec<_> = rows.iter().map(|row| String::from_utf8(row.get("item")).expect("text")).collect();
+    assert_eq!(items.len(), 10);
+    format!("'[{}]'", items.join(","))
+}
+
 /// The statements that look for rows, each with the index that it must use, and whether it may sort (a few rows of
 /// several walks).
 async fn statements(
@@ -48,14 +61,21 @@ async fn statements(
     let held = batch(database, "queue = 'mail' AND state = 'running'").await;
     let kinds = format!("'{}'", "welcome".bytes().map(|byte| format!("{byte:02X}")).collect::<String>());
     let due = filled(backend, "due", &["'mail'", "0", &kinds, LIMIT]);
+    let any_due = filled(backend, "any_due", &["'mail'", "0", &kinds]);
     let unset = ["1", NEVER, LIMIT];
     let expired = ["0", "0", "0", NEVER, LIMIT];
     let stale = [&unset[..], &unset, &expired, &expired, &[LIMIT]].concat();
     let own = ["'web-1/1'", NEVER, "0", "0", LIMIT];
+    let waits = waits(database).await;
+    let asleep = batch(database, "queue = 'mail' AND state = 'suspended' AND available_at < '2002-01-01'").await;
+    let keys: Vec<_> = (b'0'..=b'9').map(|key| format!("{{\"event_key\":\"{key:02X}\"}}")).collect();
+    let keys = format!("'[{}]'", keys.join(","));
+    let revision = "x'0123456789abcdef0123456789abcdef'";
     let keyed = batch(database, "queue = 'mail' AND state = 'running'").await.replace("\"revision\"", "\"unique_key\"");
     vec![
         ("known", filled(backend, "known", &[&keyed]), vec!["PRIMARY", "jobs_unique"], false),
         ("due", due, vec!["jobs_due", "PRIMARY"], false),
+        ("any_due", any_due, vec!["jobs_due"], false),
         ("lock", filled(backend, "lock", &["0", &held]), vec!["PRIMARY"], false),
         ("beat", filled(backend, "beat", &[&held]), vec!["PRIMARY"], false),
         ("extend", filled(backend, "extend", &["0", &held, "60000"]), vec!["PRIMARY"], false),
@@ -64,6 +84,19 @@ async fn statements(
         ("old", filled(backend, "old", &["'canceled'", "0", "0", LIMIT]), vec!["jobs_ended", "PRIMARY"], false),
         ("delete", filled(backend, "delete", &[&held]), vec!["PRIMARY"], false),
         ("get", filled(backend, "get", &[NEVER]), vec![], false),
+        ("steps", filled(backend, "steps", &[NEVER]), vec!["PRIMARY"], false),
+        ("lock_step", filled(backend, "lock_step", &["0", &waits]), vec!["PRIMARY"], false),
+        ("hold_event", filled(backend, "hold_event", &["'paid'", "0"]), vec![], false),
+        ("event", filled(backend, "event", &["'paid'", "0"]), vec![], false),
+        ("put_event", filled(backend, "put_event", &["'paid'", "0", "0", "'1'"]), vec![], false),
+        ("waits", filled(backend, "waits", &["'paid'"]), vec!["steps_waiting", "PRIMARY"], false),
+        ("end_waits", filled(backend, "end_waits", &[&waits, "'1'"]), vec!["PRIMARY"], false),
+        ("overdue", filled(backend, "overdue", &["0", LIMIT]), vec!["jobs_suspended", "PRIMARY"], false),
+        ("time_out", filled(backend, "time_out", &[&asleep]), vec!["PRIMARY"], false),
+        ("wake", filled(backend, "wake", &["0", &asleep, revision]), vec!["PRIMARY"], false),
+        ("old_events", filled(backend, "old_events", &["1", "0", LIMIT]), vec!["events_old", "PRIMARY"], false),
+        ("old_places", filled(backend, "old_events", &["0", "0", LIMIT]), vec!["events_old", "PRIMARY"], false),
+        ("delete_events", filled(backend, "delete_events", &[&keys]), vec!["PRIMARY"], false),
         (
             "list",
             filled(backend, "list", &[NEVER, "NULL", "NULL", "NULL", "NULL", "NULL", "NULL", LIMIT]),
@@ -111,7 +144,7 @@ async fn assert_plan(
         };
         let (table, kind, key, extra) = (column("table"), column("type"), column("key"), column("Extra"));
         println!("plan of {name} on {server}: {table} {kind} {key} {extra}");
-        if matches!(table.as_str(), "j" | "c" | "holder") {
+        if matches!(table.as_str(), "j" | "c" | "holder" | "s" | "v") {
             assert!(!matches!(kind.as_str(), "ALL" | "index"), "{name}: {table} is read from end to end");
             assert!(sorts || !extra.contains("filesort") && !extra.contains("temporary"), "{name}: {extra}");
             used.push(key);
@@ -122,17 +155,42 @@ async fn assert_plan(
     }
 }
 
-/// 100 000 rows at once.
-fn fill(number: u8, queue: &str, kind: &str, state: &str, priority: u8, times: &str) -> String {
+/// 100 000 numbers, `n.i`.
+fn numbers() -> String {
     let digits = "(SELECT 0 AS d UNION ALL SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 3 UNION ALL SELECT 4 UNION ALL \
                   SELECT 5 UNION ALL SELECT 6 UNION ALL SELECT 7 UNION ALL SELECT 8 UNION ALL SELECT 9)";
+    format!(
+        "(SELECT a.d + 10 * b.d + 100 * c.d + 1000 * d.d + 10000 * e.d AS i \
+          FROM {digits} a, {digits} b, {digits} c, {digits} d, {digits} e) AS n"
+    )
+}
+
+/// 100 000 jobs at once.
+fn fill(number: u8, queue: &str, kind: &str, state: &str, priority: u8, times: &str) -> String {
     format!(
         "INSERT INTO fenced_jobs (id, queue, kind, state, priority, attempt, max_attempts, fence, revision, created_at, \
            errors, payload, available_at, lease_expires_at, finished_at, claimed_by, claimed_at) \
          SELECT UNHEX(CONCAT('{number:02x}', LPAD(HEX(n.i), 30, '0'))), '{queue}', '{kind}', '{state}', {priority}, 0, 20, 0, \
-           UNHEX(LPAD(HEX(n.i), 32, '0')), '2001-01-01', '[]', '1', {times} \
-         FROM (SELECT a.d + 10 * b.d + 100 * c.d + 1000 * d.d + 10000 * e.d AS i \
-               FROM {digits} a, {digits} b, {digits} c, {digits} d, {digits} e) AS n"
+           UNHEX(LPAD(HEX(n.i), 32, '0')), '2001-01-01', '[]', '1', {times} FROM {}",
+        numbers()
+    )
+}
+
+/// 100 000 steps at once, one of each job that was filled in under this number.
+fn fill_steps(number: u8, name: &str, state: &str, event: &str, value: &str) -> String {
+    format!(
+        "INSERT INTO fenced_steps (job_id, name, fence, state, event, until, revision, value) \
+         SELECT UNHEX(CONCAT('{number:02x}', LPAD(HEX(n.i), 30, '0'))), '{name}', 1, '{state}', {event}, '2001-01-01', \
+           UNHEX(LPAD(HEX(n.i), 32, '0')), {value} FROM {}",
+        numbers()
+    )
+}
+
+/// 100 000 events, or places of such, at once.
+fn fill_events(what: &str, kept_until: &str, payload: &str) -> String {
+    format!(
+        "INSERT INTO fenced_events (event_key, kept_until, payload) SELECT CONCAT('{what} ', n.i), {kept_until}, {payload} FROM {}",
+        numbers()
     )
 }
 
@@ -153,6 +211,14 @@ async fn calls_cost_the_same_behind_what_they_do_not_want() {
             let id = job.id().as_uuid().simple();
             database.run(&format!("UPDATE fenced_jobs SET lease_expires_at = '2001-01-01' WHERE id = x'{id}'")).await;
         }
+        for job in &rest[10..20] {
+            let waits = wait_for(backend, &job.execution, "paid", When::At(Timestamp::MAX)).await;
+            assert!(matches!(waits, Suspended::Waits(_)), "{waits:?}");
+        }
+        let old: Vec<_> = (0..20).map(|key| format!("('{key}', '2001-01-01', IF({key} < 10, '1', NULL))")).collect();
+        let old = format!("INSERT INTO fenced_events (event_key, kept_until, payload) VALUES {}", old.join(", "));
+        let overdue = "UPDATE fenced_jobs SET available_at = '2001-01-01' WHERE state = 'suspended'";
+        database.run(&format!("{old}; {overdue}")).await;
         let mut connection = database.session().await;
         let alone: Vec<_> = {
             let mut alone = Vec::new();
@@ -192,6 +258,26 @@ async fn calls_cost_the_same_behind_what_they_do_not_want() {
                     "'2001-01-01', '9999-01-01' - INTERVAL n.i SECOND, NULL, 'web-0/1', '2001-01-01'",
                 ),
             ),
+            (
+                "jobs that wait for something else, for longer",
+                format!(
+                    "{}; {}",
+                    fill(
+                        5,
+                        "mail",
+                        "welcome",
+                        "suspended",
+                        0,
+                        "'9999-01-01' - INTERVAL n.i SECOND, NULL, NULL, NULL, NULL"
+                    ),
+                    fill_steps(5, "w", "waiting", "'other'", "NULL"),
+                ),
+            ),
+            ("waits for the same event that are over", fill_steps(2, "w", "done", "'paid'", "'1'")),
+            ("steps that are begun", fill_steps(4, "s", "begun", "NULL", "NULL")),
+            ("events that are kept", fill_events("kept", "'9999-01-01' - INTERVAL n.i SECOND", "'1'")),
+            ("places of events", fill_events("place", "'9999-01-01' - INTERVAL n.i SECOND", "NULL")),
+            ("old events", fill_events("old", "'2001-01-01' - INTERVAL n.i SECOND", "'1'")),
         ] {
             database.run(&rows).await;
             for ((name, text, _, _), alone) in statements(database, backend).await.into_iter().zip(&alone) {
@@ -201,7 +287,7 @@ async fn calls_cost_the_same_behind_what_they_do_not_want() {
         }
         for analyzed in [false, true] {
             if analyzed {
-                database.rows("ANALYZE TABLE fenced_jobs").await;
+                database.rows("ANALYZE TABLE fenced_jobs, fenced_steps, fenced_events").await;
             }
             for (name, text, keys, sorts) in statements(database, backend).await {
                 assert_plan(&mut connection, database.server, name, &text, &keys, sorts).await;

@@ -239,6 +239,29 @@ async fn workers_are_woken_by_what_makes_work() {
         assert!(!wakes(Some((&claimed.execution, complete("1")))).await, "a job is done");
 
         let mut wait = backend.wait_for_work(&queues);
+        backend.enqueue(&[job("1"), job("2"), job("3")]).await.expect("stores");
+        let jobs = backend.claim(&request(3)).await.expect("claims").jobs;
+        assert!(!is_ready(&mut wait).await);
+        wait_for(backend, &jobs[0].execution, "e", When::At(Timestamp::MAX)).await;
+        wait_for(backend, &jobs[1].execution, "late", When::Now).await;
+        assert!(!is_ready(&mut wait).await, "jobs wait");
+        assert_eq!(backend.emit(&event("e", Delay::ZERO)).await.expect("is kept"), Emitted::New { woken: 1 });
+        assert!(is_ready(&mut wait).await, "an event woke one");
+        let mut wait = backend.wait_for_work(&queues);
+        assert!(!is_ready(&mut wait).await);
+        backend.emit(&event("e", Delay::ZERO)).await.expect("is kept");
+        assert!(!is_ready(&mut wait).await, "an event woke none");
+        assert_eq!(backend.time_out_waits(limit(9)).await.expect("wakes"), [jobs[1].id()]);
+        assert!(is_ready(&mut wait).await, "the time of one is over");
+        let mut wait = backend.wait_for_work(&queues);
+        assert!(!is_ready(&mut wait).await);
+        assert!(backend.time_out_waits(limit(9)).await.expect("wakes").is_empty());
+        assert!(!is_ready(&mut wait).await, "the time of none is over");
+        let end = decide(&jobs[2].execution, &complete("1"));
+        backend.hand_over(&end, &job("4")).await.expect("answers");
+        assert!(is_ready(&mut wait).await, "a job has a successor");
+
+        let mut wait = backend.wait_for_work(&queues);
         assert!(!is_ready(&mut wait).await);
         let mut transaction = database.pool.begin().await.expect("begins");
         backend.enqueue_in(&mut transaction, &[job("1")]).await.expect("stores");

@@ -95,7 +95,7 @@ impl PostgresBackend {
             signal,
         };
         handle.explicit |= !setup::reads_committed(&handle).await? && !own;
-        setup::is_current(&handle).await?;
+        setup::present(&handle).await?;
         Ok(Self(Arc::new(handle)))
     }
 
@@ -136,15 +136,12 @@ impl Backend for PostgresBackend {
         capabilities.atomic_batches = true;
         capabilities.skips_locked_rows = true;
         capabilities.wakes = true;
+        capabilities.durable_steps = true;
         capabilities
     }
 
     async fn migrate(&self) -> Result<()> {
-        // Usually there is nothing to do, and so nobody to wait for, and no right to create anything needed.
-        match setup::is_current(&self.0).await? {
-            true => Ok(()),
-            false => setup::migrate(&self.0).await,
-        }
+        setup::migrate(&self.0).await
     }
 
     async fn enqueue(&self, jobs: &[NewJob]) -> Result<Vec<Enqueued>> {
@@ -274,6 +271,10 @@ impl Backend for PostgresBackend {
         self.0.signal.wait().await;
         Ok(())
     }
+
+    fn durable_steps(&self) -> Option<&dyn DurableSteps> {
+        Some(self)
+    }
 }
 
 #[async_trait]
@@ -305,8 +306,7 @@ impl Inspect for PostgresBackend {
             .bind(older_than.as_millis())
             .bind(i64::from(limit.get()));
         let rows = self.0.write("purge", None, statement).await?;
-        let jobs = rows.first().map_or(Ok(0), row::jobs);
-        jobs.map_err(|reason| Error::new(ErrorKind::Schema, Unknown, format!("purge: {reason}")))
+        counted("purge", &rows, "jobs", Unknown)
     }
 }
 
@@ -353,8 +353,7 @@ impl Transactional for PostgresBackend {
     ) -> Result<Update> {
         patch.check(&self.capabilities())?;
         let update = UpdateRequest { id, current: current.clone(), patch: patch.clone() };
-        let answers = self.0.update(&mut Session::of(connection, &self.0), &[&update]).await?;
-        Ok(answers.into_iter().next().unwrap_or(Update::Missing))
+        self.0.update_one(&mut Session::of(connection, &self.0), &update).await
     }
 }
 
@@ -374,6 +373,12 @@ impl DerefMut for PostgresTransaction {
     fn deref_mut(&mut self) -> &mut PgConnection {
         self.0.connection_mut()
     }
+}
+
+/// How many a statement says that it wrote.
+pub(crate) fn counted(call: &str, rows: &[PgRow], column: &str, lost: Certainty) -> Result<u64> {
+    let counted = rows.first().map_or(Ok(0), |row| row::number(row, column));
+    counted.map_err(|reason| Error::new(ErrorKind::Schema, lost, format!("{call}: {reason}")))
 }
 
 /// Rows of which one more than fit was asked for, to tell whether another page follows.

@@ -18,10 +18,27 @@ mod harness;
 
 /// Writes one part of one statement another way.
 fn rewrite(backend: &mut PostgresBackend, statement: fn(&mut Sql) -> &mut SqlStr, right: &str, wrong: &str) {
+    rewrite_from_to(backend, statement, (right, ""), wrong);
+}
+
+/// The same for the parts that begin and end with these words.
+fn rewrite_from_to(
+    backend: &mut PostgresBackend,
+    statement: fn(&mut Sql) -> &mut SqlStr,
+    (from, to): (&str, &str),
+    wrong: &str,
+) {
     let handle = Arc::get_mut(&mut backend.0).expect("nobody else has it yet");
+    let [from, wrong] = [from, wrong].map(|text| text.replace("{schema}", handle.schema.as_str()));
     let text = statement(&mut handle.sql);
-    let broken = text.as_str().replace(right, wrong);
-    assert_ne!(broken, text.as_str(), "{right:?} is not in the statement");
+    let (mut broken, mut rest) = (String::new(), text.as_str());
+    while let Some((before, after)) = rest.split_once(&from) {
+        let (_, after) = after.split_once(to).expect("an end");
+        broken += &format!("{before}{wrong}");
+        rest = after;
+    }
+    broken += rest;
+    assert_ne!(broken, text.as_str(), "{from:?} is not in the statement");
     *text = AssertSqlSafe(broken).into_sql_str();
 }
 
@@ -130,4 +147,69 @@ async fn a_null_that_the_least_passes_over() {
         rewrite(backend, |sql| &mut sql.update, "CASE WHEN e.after IS NOT NULL", "CASE WHEN true");
     };
     assert_caught(Way::Own, mistake, "update::only_the_patch_is_written").await;
+}
+
+/// The wait is registered by somebody who looked for the event before it was emitted, and is not there yet when it is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_event_that_is_looked_for_but_not_locked() {
+    let mistake = |backend: &mut PostgresBackend| {
+        let read = " FROM \"{schema}\".events AS e WHERE e.key = $2";
+        rewrite_from_to(backend, |sql| &mut sql.lock_event, ("INSERT", "RETURNING"), "SELECT");
+        rewrite(backend, |sql| &mut sql.lock_event, "AS payload", &format!("AS payload{read}"));
+        // Not part of the mistake: what nobody locked may not be there.
+        let upsert = "INSERT INTO \"{schema}\".events (key, payload, kept_until) \
+                      SELECT $2, $3, now + $4 * interval '1 millisecond' FROM clock \
+                      ON CONFLICT (key) DO UPDATE SET payload = excluded.payload, kept_until = excluded.kept_until)";
+        rewrite_from_to(backend, |sql| &mut sql.wake, ("UPDATE \"{schema}\".events", "e.key = $2)"), upsert);
+    };
+    assert_caught(Way::Own, mistake, "waits::race_of_registration_and_event").await;
+}
+
+/// The job is suspended, and its wait written, each in a transaction of its own: the event comes in between.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wait_that_is_written_in_parts() {
+    let mistake = |backend: &mut PostgresBackend| {
+        rewrite(backend, |sql| &mut sql.begin, "BEGIN ISOLATION LEVEL READ COMMITTED; ", "");
+    };
+    assert_caught(Way::Own, mistake, "waits::race_of_registration_and_event").await;
+}
+
+/// Nothing equals, or differs from, an event that is null.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wait_for_the_time_that_is_compared_by_its_event() {
+    let mistake = |backend: &mut PostgresBackend| {
+        let right = "s.revision = e.revision";
+        rewrite(backend, |sql| &mut sql.time_out, right, &format!("{right} AND s.event = s.event"));
+    };
+    assert_caught(Way::Own, mistake, "waits::for_the_time_alone").await;
+}
+
+/// Any suspension will do, also a later one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wait_that_is_known_by_its_event_alone() {
+    let mistake = |backend: &mut PostgresBackend| {
+        rewrite(backend, |sql| &mut sql.wake, "AND j.revision = e.revision", "");
+    };
+    assert_caught(Way::Own, mistake, "waits::an_event_of_an_earlier_wait_changes_nothing").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sweep_of_waits_that_waits_for_locked_rows() {
+    let mistake = |backend: &mut PostgresBackend| {
+        rewrite(backend, |sql| &mut sql.time_out, "FOR UPDATE SKIP LOCKED", "FOR UPDATE");
+        // Not part of the mistake: it need not take ten seconds.
+        rewrite(backend, |sql| &mut sql.begin, "'10000'", "'100'");
+    };
+    assert_caught(Way::ApplicationPool("serializable"), mistake, "waits::locked_jobs_are_skipped").await;
+}
+
+/// What is there is judged as the statement saw it when it began, and not as it is when it gets the lock.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_step_that_is_judged_before_its_job_is_locked() {
+    let mistake = |backend: &mut PostgresBackend| {
+        let seen = "CASE coalesce((SELECT old.state FROM \"{schema}\".steps AS old WHERE old.job_id = s.job_id \
+                    AND old.name = s.name), 'begun')";
+        rewrite(backend, |sql| &mut sql.write_step, "CASE s.state", seen);
+    };
+    assert_caught(Way::Own, mistake, "steps::race_of_values").await;
 }

@@ -115,19 +115,23 @@ impl Lent {
 
     /// Commits if the call went well, else rolls back.
     pub(crate) async fn end<T>(mut self, call: &'static str, lost: Certainty, answer: Result<T>) -> Result<T> {
-        if !self.in_transaction || self.spoiled {
-            return answer;
-        }
-        let ended = match &answer {
-            Ok(_) => self.run(SqlStr::from_static("COMMIT")).await,
+        if answer.is_err() {
             // Never a commit after an error: the server would answer it, in all friendliness, with a rollback.
-            Err(_) => self.run(SqlStr::from_static("ROLLBACK")).await,
-        };
-        self.in_transaction = ended.is_err();
-        match ended {
-            Err(error) if answer.is_ok() => Err(failed(call, lost, error)),
-            _ => answer,
+            return self.undo(answer).await;
         }
+        if self.in_transaction && !self.spoiled {
+            self.run(SqlStr::from_static("COMMIT")).await.map_err(|error| failed(call, lost, error))?;
+            self.in_transaction = false;
+        }
+        answer
+    }
+
+    /// Rolls back, whatever the answer.
+    pub(crate) async fn undo<T>(mut self, answer: Result<T>) -> Result<T> {
+        if self.in_transaction && !self.spoiled {
+            self.in_transaction = self.run(SqlStr::from_static("ROLLBACK")).await.is_err();
+        }
+        answer
     }
 }
 
@@ -157,6 +161,21 @@ impl<'c> Session<'c> {
             self.note(&error);
             failed(call, self.lost, error)
         })
+    }
+
+    /// What became of a row that was judged.
+    pub(crate) fn judged(&self, row: Option<&PgRow>) -> Result<Update> {
+        let Some(row) = row else { return Ok(Update::Missing) };
+        match (row::is_applied(row), row::execution(row)) {
+            (true, Ok(execution)) => Ok(Update::Applied(execution)),
+            (false, Ok(execution)) => Ok(Update::Conflict(execution)),
+            (false, Err(unreadable)) => Ok(Update::Unreadable(unreadable)),
+            // It matched and was written, and still cannot be read: broken by hand where the statement does not look.
+            (true, Err(Unreadable { id, reason, .. })) => {
+                let message = format!("job {id} cannot be read: {reason}");
+                Err(Error::new(ErrorKind::Schema, self.lost, message))
+            }
+        }
     }
 
     /// Runs a text of several statements.
@@ -220,6 +239,19 @@ impl Handle {
             true => self.begin_with(call, at_most, &self.sql.begin).await,
             false => self.acquire(call, at_most).await,
         }
+    }
+
+    /// A connection for statements that wait for others as long as it takes, and that no transaction may be around. It is closed after
+    /// them.
+    pub(crate) async fn lend_patiently(&self, call: &'static str) -> Result<Lent> {
+        let mut lent = self.acquire(call, None).await?;
+        lent.spoiled = true;
+        // Behind a pooler it would be told for others as well.
+        if self.persistent {
+            let text = SqlStr::from_static("SET lock_timeout = 0");
+            lent.run(text).await.map_err(|error| failed(call, NotApplied, error))?;
+        }
+        Ok(lent)
     }
 
     /// One statement that writes.
@@ -321,25 +353,30 @@ impl Handle {
         }
     }
 
+    /// A statement that judges updates, of which no two are of one row, before it does whatever it does.
+    pub(crate) fn judging<'q>(
+        &self,
+        statement: &SqlStr,
+        session: &Session<'_>,
+        updates: &[&UpdateRequest],
+    ) -> Statement<'q> {
+        row::bind_updates(query(statement.clone()).bind(self.now()).bind(session.patience), updates)
+    }
+
     /// Updates rows, of which no two are the same.
     pub(crate) async fn update(&self, session: &mut Session<'_>, updates: &[&UpdateRequest]) -> Result<Vec<Update>> {
-        let statement = query(self.sql.update.clone()).bind(self.now()).bind(session.patience).bind(self.notifies);
-        let rows = session.fetch("update", row::bind_updates(statement, updates)).await?;
+        let statement = self.judging(&self.sql.update, session, updates).bind(self.notifies);
+        let rows = session.fetch("update", statement).await?;
         let mut answers = HashMap::with_capacity(updates.len());
         for row in &rows {
-            let answer = match (row::is_applied(row), row::execution(row)) {
-                (true, Ok(execution)) => Update::Applied(execution),
-                (false, Ok(execution)) => Update::Conflict(execution),
-                (false, Err(unreadable)) => Update::Unreadable(unreadable),
-                // It matched and was written, and still cannot be read: broken by hand where the statement does not look.
-                (true, Err(Unreadable { id, reason, .. })) => {
-                    let message = format!("job {id} cannot be read: {reason}");
-                    return Err(Error::new(ErrorKind::Schema, session.lost, message));
-                }
-            };
-            answers.insert(row::id(row), answer);
+            answers.insert(row::id(row), session.judged(Some(row))?);
         }
         Ok(updates.iter().map(|update| answers.remove(&update.id).unwrap_or(Update::Missing)).collect())
+    }
+
+    /// The same for one row.
+    pub(crate) async fn update_one(&self, session: &mut Session<'_>, update: &UpdateRequest) -> Result<Update> {
+        Ok(self.update(session, &[update]).await?.pop().unwrap_or(Update::Missing))
     }
 }
 

@@ -4,6 +4,7 @@ use std::num::NonZeroU32;
 
 use queue_core::Change;
 use queue_core::Count;
+use queue_core::Error;
 use queue_core::Execution;
 use queue_core::Failure;
 use queue_core::Held;
@@ -18,12 +19,16 @@ use queue_core::NewJob;
 use queue_core::Priority;
 use queue_core::Revision;
 use queue_core::StaleCursor;
+use queue_core::Step;
+use queue_core::StepState;
 use queue_core::Timestamp;
 use queue_core::UniqueKey;
 use queue_core::Unreadable;
 use queue_core::UpdateRequest;
 use queue_core::When;
 use queue_core::WorkerId;
+use queue_core::unreadable_event;
+use queue_core::unreadable_step;
 use serde::Serialize;
 use sqlx::Decode;
 use sqlx::Encode;
@@ -174,7 +179,7 @@ pub(crate) fn job(row: &PgRow) -> Result<Job, Unreadable> {
     job_columns(row, execution.clone()).map_err(|reason| Unreadable::beyond(execution, reason))
 }
 
-/// Whether an update changed the row, as `update` answers.
+/// Whether the row is what an update was decided on, as `update` answers, and what judges as it does.
 pub(crate) fn is_applied(row: &PgRow) -> bool {
     get(row, "applied").unwrap_or_default()
 }
@@ -213,12 +218,33 @@ pub(crate) fn refused<'r, 'j>(
 /// How many jobs of a queue are in a state.
 pub(crate) fn count(row: &PgRow) -> Result<Count, String> {
     let state = get::<&str>(row, "state").ok().and_then(|state| state.parse().ok());
-    Ok(Count { queue: parse::<String, _>(row, "queue")?, state, jobs: jobs(row)? })
+    Ok(Count { queue: parse::<String, _>(row, "queue")?, state, jobs: number(row, "jobs")? })
 }
 
-/// The column `jobs`.
-pub(crate) fn jobs(row: &PgRow) -> Result<u64, String> {
-    parse::<i64, _>(row, "jobs")
+/// A column that counts.
+pub(crate) fn number(row: &PgRow, column: &str) -> Result<u64, String> {
+    parse::<i64, _>(row, column)
+}
+
+fn step_columns(row: &PgRow) -> Result<Step, String> {
+    let state = StepState::from_columns(
+        get(row, "step_state")?,
+        parse_optional::<String, _>(row, "event")?,
+        parse_optional::<Instant, _>(row, "until")?,
+        get::<Option<Uuid>>(row, "step_revision")?.map(Revision::from),
+        parse_optional::<String, _>(row, "value")?,
+    )?;
+    Ok(Step { name: parse::<String, _>(row, "name")?, fence: parse::<i64, _>(row, "step_fence")?, state })
+}
+
+/// A step of this job.
+pub(crate) fn step(id: JobId, row: &PgRow) -> Result<Step, Error> {
+    step_columns(row).map_err(|reason| unreadable_step(id, reason))
+}
+
+/// The payload of the event of this key, if there is one, as `lock_event` answers.
+pub(crate) fn payload(key: &Name, row: &PgRow) -> Result<Option<Json>, Error> {
+    parse_optional::<String, _>(row, "payload").map_err(|reason| unreadable_event(key, reason))
 }
 
 /// One column of a batch.

@@ -10,12 +10,14 @@ use queue_core::Result;
 use queue_core::SchemaVersion;
 use sqlx::AssertSqlSafe;
 use sqlx::Connection;
+use sqlx::PgConnection;
 use sqlx::PgPool;
 use sqlx::Row;
 use sqlx::postgres::PgPoolOptions;
 use sqlx::postgres::PgRow;
 use sqlx::query;
 use sqlx::raw_sql;
+use tokio::time::sleep;
 
 use crate::config::PostgresOptions;
 use crate::error::failed;
@@ -26,6 +28,11 @@ use crate::sql::Sql;
 
 /// A connection that nobody used for longer than this is tested before it is used.
 const IDLE: Duration = Duration::from_secs(5);
+
+/// How long somebody who is not alone waits before he asks again.
+const PAUSE: Duration = Duration::from_millis(50);
+
+const MIGRATE: &str = "migrate";
 
 /// Opens a pool.
 pub(crate) async fn open(options: &PostgresOptions) -> Result<PgPool> {
@@ -56,24 +63,48 @@ pub(crate) async fn open(options: &PostgresOptions) -> Result<PgPool> {
     opened.map_err(|error| failed("connecting", Certainty::NotApplied, error))
 }
 
-/// The migrations, in the order of the versions that they lead to, beginning with 1. Each sets the version itself, so that
-/// an operator can run the text by hand. They are only ever added to.
-const MIGRATIONS: &[&str] = &[include_str!("../migrations/0001_jobs.sql")];
+/// The migrations, with the versions that they lead to and whether each runs in a transaction. The last one of a version sets it, so
+/// that an operator can run the texts by hand. They are only ever added to.
+const MIGRATIONS: [(usize, bool, &str); 3] = [
+    (1, true, include_str!("../migrations/0001_jobs.sql")),
+    (2, false, include_str!("../migrations/0002_suspended.sql")),
+    (2, true, include_str!("../migrations/0002_steps.sql")),
+];
+
+/// The schema's version after all migrations.
+const VERSION: usize = MIGRATIONS[MIGRATIONS.len() - 1].0;
 
 /// One step of the schema.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Migration {
-    /// The schema's version after it.
+    /// The schema's version after it, and after the others that lead to the same.
     pub version: usize,
-    /// Its text, to be run in one transaction.
+    /// Whether its text is to be run in one transaction. If not, each of its statements is to be run by itself, outside any: an index
+    /// on a table that others go on working with. It may be run again after whatever became of it.
+    pub in_transaction: bool,
+    /// Its text.
     pub sql: String,
+}
+
+impl Migration {
+    /// What to send to the server, one after the other.
+    pub fn statements(&self) -> Vec<&str> {
+        match self.in_transaction {
+            true => vec![&self.sql],
+            false => self.sql.split_inclusive(";\n").collect(),
+        }
+    }
 }
 
 /// The migrations as [`migrate`](queue_core::Backend::migrate) runs them for this schema: to be read, or run by
 /// hand, in order, each that leads to a version above that in the table `schema`.
 pub fn migrations(schema: &Identifier) -> Vec<Migration> {
-    let texts = MIGRATIONS.iter().map(|text| text.replace("{schema}", schema.as_str()));
-    texts.enumerate().map(|(index, sql)| Migration { version: index + 1, sql }).collect()
+    let migration = |(version, in_transaction, text): (usize, bool, &str)| Migration {
+        version,
+        in_transaction,
+        sql: text.replace("{schema}", schema.as_str()),
+    };
+    MIGRATIONS.map(migration).into()
 }
 
 /// What a handle has to know of the server: whether transactions begin as READ COMMITTED by themselves.
@@ -118,39 +149,124 @@ async fn admitted(session: &mut Session<'_>, sql: &Sql) -> Result<SchemaVersion>
         sqlx::Result::Ok(SchemaVersion { version, oldest_version, oldest_release })
     };
     let schema = rows.first().map(columns).transpose().map_err(read)?.unwrap_or_default();
-    schema.admit(MIGRATIONS.len(), env!("CARGO_PKG_VERSION"))?;
+    schema.admit(VERSION, env!("CARGO_PKG_VERSION"))?;
     Ok(schema)
 }
 
-/// Whether no migration is missing.
+/// The same, on a connection of the pool.
 ///
 /// # Errors
 ///
 /// A schema that does not admit this program any more.
-pub(crate) async fn is_current(handle: &Handle) -> Result<bool> {
+pub(crate) async fn present(handle: &Handle) -> Result<SchemaVersion> {
     const CALL: &str = "reading the schema's version";
     let mut lent = handle.lend(CALL, None).await?;
     let present = admitted(&mut lent.session(Certainty::NotApplied), &handle.sql).await;
-    Ok(!lent.end(CALL, Certainty::NotApplied, present).await?.lacks(MIGRATIONS.len()))
+    lent.end(CALL, Certainty::NotApplied, present).await
 }
 
-/// Runs what is missing, in one transaction. The lock that keeps others from doing the same ends with that transaction, and the
-/// transaction with its connection, whatever becomes of this call.
+/// Runs what is missing. Usually that is nothing, and so nobody is waited for, and no right to create anything needed.
 pub(crate) async fn migrate(handle: &Handle) -> Result<()> {
-    let mut lent = handle.begin("migrate").await?;
-    let migrated = run_missing(&mut lent.session(Certainty::NotApplied), handle).await;
-    lent.end("migrate", Certainty::Unknown, migrated).await
+    let mut has_run = false;
+    loop {
+        let present = present(handle).await.map_err(|error| after(has_run, error))?;
+        if !present.lacks(VERSION) {
+            return Ok(());
+        }
+        let ran = match present.version {
+            // Nobody works on it yet: it comes about whole.
+            0 => run(handle, &present, &migrations(&handle.schema)).await,
+            _ => upgrade(handle).await,
+        };
+        ran.map_err(|error| after(has_run, error))?;
+        has_run = true;
+    }
 }
 
-async fn run_missing(session: &mut Session<'_>, handle: &Handle) -> Result<()> {
-    session.fetch("migrate", query(handle.sql.migrating.clone())).await?;
-    let present = admitted(session, &handle.sql).await?;
-    for Migration { version, sql } in migrations(&handle.schema) {
-        if !present.lacks(version) {
-            continue;
-        }
-        session.run("migrate", AssertSqlSafe(sql)).await?;
+/// An error of what comes after a migration that has run, such as the look whether another is missing, is about that alone: what it
+/// came after is there.
+fn after(has_run: bool, error: Error) -> Error {
+    if has_run { error.with_certainty(Certainty::Unknown) } else { error }
+}
+
+/// Runs migrations in one transaction, unless the schema is not the one any more that this was decided on. The lock that keeps
+/// others from doing the same ends with that transaction, and the transaction with its connection, whatever becomes of this call.
+async fn run(handle: &Handle, seen: &SchemaVersion, missing: &[Migration]) -> Result<()> {
+    let mut lent = handle.begin(MIGRATE).await?;
+    let migrated = run_in(&mut lent.session(Certainty::NotApplied), handle, seen, missing).await;
+    lent.end(MIGRATE, Certainty::Unknown, migrated).await
+}
+
+async fn run_in(session: &mut Session<'_>, handle: &Handle, seen: &SchemaVersion, missing: &[Migration]) -> Result<()> {
+    session.fetch(MIGRATE, query(handle.sql.migrating.clone())).await?;
+    if admitted(session, &handle.sql).await? != *seen {
+        return Ok(());
+    }
+    for Migration { version, sql, .. } in missing {
+        // In a schema that nobody works on an index is made like any other.
+        session.run(MIGRATE, AssertSqlSafe(sql.replace(" CONCURRENTLY", ""))).await?;
         tracing::info!(schema = %handle.schema, version, "migrated the schema");
     }
     Ok(())
+}
+
+/// Brings a schema up to date that others go on working with.
+async fn upgrade(handle: &Handle) -> Result<()> {
+    let alone = alone(handle).await?;
+    let mut has_run = false;
+    for migration in migrations(&handle.schema) {
+        let present = present(handle).await.map_err(|error| after(has_run, error))?;
+        if !present.lacks(migration.version) {
+            continue;
+        }
+        let ran = match migration.in_transaction {
+            true => run(handle, &present, &[migration]).await,
+            false => build(handle, &migration).await,
+        };
+        ran.map_err(|error| after(has_run, error))?;
+        has_run = true;
+    }
+    // It ends with its connection; this is only the polite way.
+    drop(alone.close().await);
+    Ok(())
+}
+
+/// Builds an index beside whoever works on the table.
+async fn build(handle: &Handle, migration: &Migration) -> Result<()> {
+    while is_building(handle).await? {
+        sleep(PAUSE).await;
+    }
+    let mut lent = handle.lend_patiently(MIGRATE).await?;
+    let mut session = lent.session(Certainty::Unknown);
+    for statement in migration.statements() {
+        session.run(MIGRATE, AssertSqlSafe(statement)).await?;
+    }
+    tracing::info!(schema = %handle.schema, version = migration.version, "built an index");
+    Ok(())
+}
+
+/// Whether a server still does so for one who is gone. It would wait in turn for whoever waits for it in a statement.
+async fn is_building(handle: &Handle) -> Result<bool> {
+    let rows = handle.read(MIGRATE, query(handle.sql.building.clone())).await?;
+    let building = rows.first().map_or(Ok(false), |row| row.try_get("building"));
+    building.map_err(|error| failed(MIGRATE, Certainty::NotApplied, error))
+}
+
+/// A connection that nobody else has the like of, for this schema, for as long as it lives. It is not one of the pool, which may have
+/// no second one, and what it holds is no session's lock, which a pooler would lose: it stays in a transaction in which nothing happens.
+///
+/// Building an index waits for whoever was in the middle of a statement. So nobody waits for this in one; nor in a transaction, of which a
+/// pooler has so many.
+async fn alone(handle: &Handle) -> Result<PgConnection> {
+    let failed = |error| failed(MIGRATE, Certainty::NotApplied, error);
+    let mut connection = PgConnection::connect_with(&handle.pool.connect_options()).await.map_err(failed)?;
+    loop {
+        raw_sql(handle.sql.begin.clone()).execute(&mut connection).await.map_err(failed)?;
+        let lock = query(handle.sql.upgrading.clone()).persistent(false).fetch_all(&mut connection).await;
+        if lock.map_err(failed)?.first().map_or(Ok(false), |row| row.try_get("alone")).map_err(failed)? {
+            return Ok(connection);
+        }
+        raw_sql("ROLLBACK").execute(&mut connection).await.map_err(failed)?;
+        sleep(PAUSE).await;
+    }
 }

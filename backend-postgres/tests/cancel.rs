@@ -38,6 +38,27 @@ async fn assert_whole(backend: &PostgresBackend, other: &PostgresBackend) {
     }
 }
 
+/// What was dropped while it held the event or the job holds neither, and is not in the way of whoever does the same.
+async fn waits_and_hands_over(polls: usize, backend: &PostgresBackend, other: &PostgresBackend, seen: &Execution) {
+    let key = name(&format!("paid {}", seen.id));
+    drop_after(polls, begin_step(backend, seen, &name("charge"))).await;
+    let mut suspension =
+        Suspension::new(seen, name("pay"), Some(key.clone()), When::At(Timestamp::MAX)).expect("legal");
+    drop_after(polls, suspension.submit(backend)).await;
+    assert_whole(backend, other).await;
+    let event = NewEvent { key, payload: Json::null(), keep: Delay::MAX };
+    drop_after(polls, backend.emit(&event)).await;
+    drop_after(polls, backend.time_out_waits(limit(5))).await;
+    drop_after(polls, backend.purge_events(limit(5))).await;
+    assert_whole(backend, other).await;
+    other.emit(&event).await.expect("nobody holds the event");
+    let answer = suspension.submit(other).await;
+    assert!(!matches!(answer, Err(StepError::Transition(TransitionError::Backend(_)))), "nobody holds it: {answer:?}");
+    let mut hand_over = HandOver::new(seen, None, job("1")).expect("legal");
+    drop_after(polls, hand_over.submit(backend)).await;
+    assert_whole(backend, other).await;
+}
+
 async fn dropped_calls(scratch: &Scratch, backend: PostgresBackend) {
     let other = scratch.connect().await;
     for polls in 1..=20 {
@@ -69,6 +90,8 @@ async fn dropped_calls(scratch: &Scratch, backend: PostgresBackend) {
         drop_after(polls, backend.counts()).await;
         drop_after(polls, backend.migrate()).await;
         assert_whole(&backend, &other).await;
+        let claimed = claimed.last().expect("five at least");
+        waits_and_hands_over(polls, &backend, &other, &claimed.execution).await;
     }
 }
 

@@ -214,3 +214,70 @@ async fn a_lease_that_is_missing_is_not_the_one_that_was_seen() {
     let answers = backend.update_many_if_current(&[recover]).await.expect("answers");
     assert_eq!(answers, [Update::Conflict(Execution { lease_expires_at: None, ..claimed.execution })]);
 }
+
+/// What a place to lock is for is over with the transaction that made it; and if one stays it is no event.
+#[tokio::test]
+async fn a_place_to_lock_is_no_event() {
+    let (scratch, backend) = migrated().await;
+    backend.enqueue(&[job("1"), job("2")]).await.expect("stores");
+    let claimed = backend.claim(&request(2)).await.expect("claims").jobs;
+    let places = "SELECT count(*) FROM {schema}.events".replace("{schema}", scratch.schema.as_str());
+    let suspension = |job: &Job, step: &str| {
+        Suspension::new(&job.execution, name(step), Some(name("e")), When::At(Timestamp::MAX)).expect("legal")
+    };
+    suspension(&claimed[0], "w").submit(&backend).await.expect("waits");
+    until(&places, 0).await;
+    let refused = suspension(&claimed[0], "w").submit(&backend).await;
+    assert!(matches!(refused, Err(StepError::Transition(TransitionError::Conflict(_)))), "{refused:?}");
+    finish_step(&backend, &claimed[1].execution, &name("done"), &Json::null()).await.expect("finishes");
+    let ended = suspension(&claimed[1], "done").submit(&backend).await.expect("has ended");
+    assert_eq!(ended, Suspended::Came(Json::null()));
+    until(&places, 0).await;
+
+    scratch.run("INSERT INTO {schema}.events (key, kept_until) VALUES ('e', '2500-01-01'), ('f', '2020-01-01')").await;
+    let event = |payload| NewEvent { key: name("e"), payload, keep: Delay::MAX };
+    assert_eq!(backend.emit(&event(Json::null())).await.expect("emits"), Emitted::New { woken: 1 });
+    assert_eq!(backend.emit(&event(Json::null())).await.expect("emits"), Emitted::Kept(Json::null()));
+    assert_eq!(backend.purge_events(limit(9)).await.expect("purges"), 0, "the other was none");
+    until(&places, 1).await;
+}
+
+/// A step of a newer version, or a broken one, is told, and stays.
+#[tokio::test]
+async fn steps_that_cannot_be_read() {
+    for (column, value) in [
+        ("state", "'of a newer version'"),
+        ("value", "'{oops'"),
+        ("value", "NULL"),
+        ("fence", "-1"),
+        ("name", "repeat('n', 256)"),
+    ] {
+        let (scratch, backend) = migrated().await;
+        backend.enqueue(&[job("1")]).await.expect("stores");
+        let claimed = claim_one(&backend).await;
+        finish_step(&backend, &claimed.execution, &name("s"), &Json::null()).await.expect("finishes");
+        scratch.run(&format!("UPDATE {{schema}}.steps SET {column} = {value}")).await;
+        assert_error(backend.steps(claimed.id()).await, ErrorKind::Schema);
+        let current = claimed.execution.fingerprint();
+        let suspension = Transition::Suspend { until: When::Now }.plan(&claimed.execution).expect("legal");
+        for action in [StepAction::Begin, StepAction::Wait(NewWait { event: None, suspension })] {
+            let write = StepWrite { id: claimed.id(), current: current.clone(), name: name("s"), action };
+            if column != "name" {
+                assert_error(backend.write_step(&write).await, ErrorKind::Schema);
+            }
+        }
+        assert_error(backend.steps(claimed.id()).await, ErrorKind::Schema);
+        assert_eq!(backend.get(claimed.id()).await.expect("reads"), Some(claimed), "{column} = {value}");
+    }
+}
+
+/// A program of the first schema knows no steps, and purges their jobs all the same.
+#[tokio::test]
+async fn steps_go_with_their_job_whoever_deletes_it() {
+    let (scratch, backend) = migrated().await;
+    backend.enqueue(&[job("1")]).await.expect("stores");
+    let claimed = claim_one(&backend).await;
+    begin_step(&backend, &claimed.execution, &name("s")).await.expect("begins");
+    scratch.run("DELETE FROM {schema}.jobs").await;
+    assert_eq!(backend.steps(claimed.id()).await.expect("reads"), []);
+}

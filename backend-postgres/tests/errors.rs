@@ -10,6 +10,10 @@ use common::*;
 use queue_core::*;
 use sqlx::postgres::PgPoolOptions;
 
+fn event(key: &str) -> NewEvent {
+    NewEvent { key: name(key), payload: Json::null(), keep: Delay::MAX }
+}
+
 #[tokio::test]
 async fn a_url_is_never_repeated() {
     for url in [
@@ -73,6 +77,9 @@ async fn a_database_that_was_not_migrated() {
     assert_error(backend.claim(&request(1)).await, ErrorKind::Schema);
     assert_error(backend.get(JobId::new()).await, ErrorKind::Schema);
     assert_error(backend.stale(None, limit(1)).await, ErrorKind::Schema);
+    assert_error(backend.steps(JobId::new()).await, ErrorKind::Schema);
+    assert_error(backend.emit(&event("e")).await, ErrorKind::Schema);
+    assert_error(backend.time_out_waits(limit(1)).await, ErrorKind::Schema);
     backend.migrate().await.expect("migrates");
     backend.enqueue(&[job("1")]).await.expect("now it works, on the same connections");
     claim_one(&backend).await;
@@ -177,6 +184,77 @@ async fn a_row_that_somebody_has_locked() {
     holder.rollback().await.expect("rolls back");
     let answers = impatient.update_many_if_current(&updates).await.expect("the connection is good");
     assert!(answers.iter().all(|answer| matches!(answer, Update::Applied(_))));
+}
+
+/// The same for an event, and for a job that an event wakes; and nothing of the call stays.
+#[tokio::test]
+async fn an_event_that_somebody_has_locked() {
+    let (scratch, backend) = migrated().await;
+    backend.enqueue(&[job("1"), job("2")]).await.expect("stores");
+    let claimed = backend.claim(&request(2)).await.expect("claims").jobs;
+    let suspension = |job: &Job| {
+        Suspension::new(&job.execution, name("w"), Some(name("e")), When::At(Timestamp::MAX)).expect("legal")
+    };
+    suspension(&claimed[0]).submit(&backend).await.expect("waits");
+    let impatient = scratch.lent(&scratch.pool_with(1, &[("lock_timeout", "50ms")]).await).await;
+    for lock in
+        ["INSERT INTO {schema}.events (key, kept_until) VALUES ('e', now())", "SELECT id FROM {schema}.jobs FOR UPDATE"]
+    {
+        let mut holder = scratch.pool(1).await.begin().await.expect("begins");
+        sqlx::query(scratch.text(lock)).execute(&mut *holder).await.expect("locks");
+        assert_error(impatient.emit(&event("e")).await, ErrorKind::Transient);
+        let answer = suspension(&claimed[1]).submit(&impatient).await;
+        let Err(StepError::Transition(TransitionError::Backend(error))) = answer else { panic!("{answer:?}") };
+        assert_eq!((error.kind(), error.certainty()), (ErrorKind::Transient, Certainty::NotApplied), "{error}");
+        assert_eq!(backend.time_out_waits(limit(9)).await.expect("waits for nobody"), []);
+        assert_eq!(backend.purge_events(limit(9)).await.expect("waits for nobody"), 0);
+        holder.rollback().await.expect("rolls back");
+    }
+    assert_eq!(impatient.emit(&event("e")).await.expect("the connection is good"), Emitted::New { woken: 1 });
+    let came = suspension(&claimed[1]).submit(&impatient).await.expect("it is kept");
+    assert_eq!(came, Suspended::Came(Json::null()));
+}
+
+/// Waits for events, and what ends them, beside updates of many jobs: everybody locks events first, and jobs in one order.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn waits_that_overlap_with_batches() {
+    let (scratch, backend) = migrated().await;
+    let mut tasks = tokio::task::JoinSet::new();
+    for task in 0..4 {
+        let backend = scratch.connect().await;
+        tasks.spawn(async move {
+            for _ in 0..20 {
+                backend.enqueue(&(0..10).map(|_| job("1")).collect::<Vec<_>>()).await?;
+                let mut claimed = backend.claim(&request(10)).await?.jobs;
+                claimed.reverse();
+                for job in &claimed {
+                    let until = if task == 0 { When::Now } else { When::At(Timestamp::MAX) };
+                    let mut wait = Suspension::new(&job.execution, name("w"), Some(name("e")), until).expect("legal");
+                    wait.submit(&backend).await.map_err(|error| Error::invalid(error.to_string()))?;
+                }
+                let mut suspended = ListFilter::default();
+                suspended.state = Some(JobState::Suspended);
+                let page = backend.list(&suspended, None, limit(100)).await?;
+                let updates: Vec<_> =
+                    page.items.iter().map(|job| UpdateRequest { patch: keep(job), ..cancel(job) }).collect();
+                backend.update_many_if_current(&updates).await?;
+                backend.time_out_waits(limit(100)).await?;
+                backend.emit(&NewEvent { keep: Delay::ZERO, ..event("e") }).await?;
+                backend.purge_events(limit(100)).await?;
+            }
+            Ok::<_, Error>(())
+        });
+    }
+    tasks.join_all().await.into_iter().collect::<Result<Vec<_>>>().expect("no error");
+    let mut suspended = ListFilter::default();
+    suspended.state = Some(JobState::Suspended);
+    backend.emit(&NewEvent { keep: Delay::ZERO, ..event("e") }).await.expect("wakes whoever is left");
+    assert!(backend.list(&suspended, None, limit(100)).await.expect("lists").items.is_empty());
+}
+
+fn cancel(job: &Job) -> UpdateRequest {
+    let cancel = Transition::Cancel { reason: "enough".into() };
+    Decision::new(&job.execution, &cancel).expect("legal").request().clone()
 }
 
 /// D1: whoever waits for a key in vain is told.

@@ -40,6 +40,15 @@ async fn assert_plans(backend: &PostgresBackend, session: &str) {
         ("list", vec!["Index Scan using jobs_id on jobs"], false),
         ("get", vec!["Index Scan using jobs_id on jobs"], false),
         ("refused", vec!["Index Scan using jobs_id on jobs", "jobs_unique"], false),
+        ("steps", vec!["steps_name"], true),
+        ("step", vec!["Index Scan using steps_name on steps"], false),
+        ("check", vec!["Index Scan using jobs_id on jobs"], true),
+        ("write_step", vec!["Index Scan using jobs_id on jobs", "Conflict Arbiter Indexes: steps_name"], true),
+        ("put_step", vec!["jobs_id", "Conflict Arbiter Indexes: steps_name", "events_key"], false),
+        ("lock_event", vec!["Conflict Arbiter Indexes: events_key"], false),
+        ("wake", vec!["Index Scan using steps_waiting on steps", "jobs_id", "steps_name", "events_key"], true),
+        ("time_out", vec!["Index Scan using jobs_suspended on jobs", "jobs_id", "steps_name"], true),
+        ("purge_events", vec!["Index Scan using events_old on events", "events_key"], false),
     ] {
         let plan = plan(backend, session, statement).await;
         for step in steps {
@@ -72,14 +81,20 @@ fn crowd() -> String {
 
 /// What was read of the table and of each of its indexes, once this many rows have been stored and updated.
 async fn reads(scratch: &Scratch, inserted: i64, updated: i64) -> BTreeMap<String, i64> {
-    let table = "SELECT (n_tup_ins + 1000000000 * n_tup_upd)::bigint FROM pg_stat_user_tables \
-                 WHERE schemaname = '{schema}' AND relname = 'jobs'";
-    until(&table.replace("{schema}", scratch.schema.as_str()), inserted + 1_000_000_000 * updated).await;
+    reads_of(scratch, "jobs", inserted, updated).await
+}
+
+async fn reads_of(scratch: &Scratch, table: &str, inserted: i64, updated: i64) -> BTreeMap<String, i64> {
+    let written = "SELECT (n_tup_ins + 1000000000 * n_tup_upd)::bigint FROM pg_stat_user_tables \
+                   WHERE schemaname = '{schema}' AND relname = '{table}'";
+    let of_table = |text: &str| text.replace("{table}", table).replace("{schema}", scratch.schema.as_str());
+    until(&of_table(written), inserted + 1_000_000_000 * updated).await;
     let text = "SELECT 'whole' AS name, seq_scan AS reads FROM pg_stat_user_tables \
-                  WHERE schemaname = '{schema}' AND relname = 'jobs' \
+                  WHERE schemaname = '{schema}' AND relname = '{table}' \
                 UNION ALL SELECT indexrelname, idx_tup_read FROM pg_stat_user_indexes \
-                  WHERE schemaname = '{schema}' AND relname = 'jobs'";
-    let rows = sqlx::query(scratch.text(text)).fetch_all(&mut connection().await).await.expect("answers");
+                  WHERE schemaname = '{schema}' AND relname = '{table}'";
+    let text = AssertSqlSafe(of_table(text));
+    let rows = sqlx::query(text).fetch_all(&mut connection().await).await.expect("answers");
     rows.iter().map(|row| (row.get::<String, _>("name"), row.get::<i64, _>("reads"))).collect()
 }
 
@@ -136,12 +151,85 @@ async fn nothing_is_read_but_what_is_asked_for() {
     }
 }
 
+/// 100 000 of each that nobody here asks for: jobs that wait, steps that are done, waits that a job was woken from, waits for another
+/// event, and events.
+const CROWD_OF_STEPS: &str = "
+    INSERT INTO {schema}.jobs (id, queue, kind, state, priority, attempt, max_attempts, fence, revision, available_at, created_at, payload)
+      SELECT gen_random_uuid(), 'mail', 'welcome', 'suspended', 5, 0, 20, 1, gen_random_uuid(),
+        timestamptz '2500-01-01' + n * interval '1 millisecond', '2020-01-01', '1' FROM generate_series(1, 100000) AS n;
+    INSERT INTO {schema}.steps (job_id, name, fence, state, value) SELECT id, 'charge', 1, 'done', '1' FROM {schema}.jobs;
+    INSERT INTO {schema}.steps (job_id, name, fence, state, event, until, revision)
+      SELECT id, 'pay', 1, 'waiting', 'paid by another', available_at, gen_random_uuid() FROM {schema}.jobs;
+    INSERT INTO {schema}.steps (job_id, name, fence, state, event, until, revision)
+      SELECT id, 'ship', 1, 'waiting', 'shipped', available_at, revision FROM {schema}.jobs;
+    INSERT INTO {schema}.events (key, kept_until, payload)
+      SELECT 'event ' || n, timestamptz '2500-01-01' + n * interval '1 millisecond', '1' FROM generate_series(1, 100000) AS n;";
+
+/// What two jobs do that wait, one for an event and one for the time. Jobs are written 10 times, steps and events 3 times, beside what
+/// is stored: 2 jobs, 3 steps and 1 event, and a place to lock.
+async fn live_with_steps(backend: &PostgresBackend, rounds: usize) {
+    for round in 0..rounds {
+        backend.enqueue(&[job("1"), job("2")]).await.expect("stores");
+        let claimed = backend.claim(&request(2)).await.expect("claims").jobs;
+        let (first, second) = (&claimed[0].execution, &claimed[1].execution);
+        assert_eq!(begin_step(backend, first, &name("charge")).await.expect("begins"), None);
+        finish_step(backend, first, &name("charge"), &Json::null()).await.expect("finishes");
+        assert_eq!(backend.steps(first.id).await.expect("reads").len(), 1);
+        let key = name(&format!("paid {round} {}", first.id));
+        for (seen, event, until) in [(first, Some(&key), When::At(Timestamp::MAX)), (second, None, When::Now)] {
+            let mut suspension = Suspension::new(seen, name("pay"), event.cloned(), until).expect("legal");
+            assert!(matches!(suspension.submit(backend).await, Ok(Suspended::Waits(_))));
+        }
+        assert_eq!(backend.time_out_waits(limit(10)).await.expect("wakes"), [second.id]);
+        let event = NewEvent { key: key.clone(), payload: Json::null(), keep: Delay::ZERO };
+        assert_eq!(backend.emit(&event).await.expect("wakes"), Emitted::New { woken: 1 });
+        assert_eq!(backend.purge_events(limit(10)).await.expect("purges"), 1);
+        let claimed = backend.claim(&request(2)).await.expect("claims").jobs;
+        for job in &claimed {
+            Transitioner::new(backend).apply(&job.execution, &complete("1")).await.expect("settles");
+        }
+        assert_eq!(
+            backend.purge(JobState::Completed, Delay::ZERO, limit(10)).await.expect("purges"),
+            2,
+            "and their steps"
+        );
+    }
+}
+
+/// The same for steps, waits and events: also what a purge deletes with its jobs.
+#[tokio::test]
+async fn of_steps_and_events_neither() {
+    let (scratch, backend) = migrated().await;
+    scratch.run(CROWD_OF_STEPS).await;
+    scratch.run("ANALYZE {schema}.jobs, {schema}.steps, {schema}.events").await;
+    assert_plans(&backend, OWN).await;
+    assert_plans(&backend, APPLICATIONS).await;
+    let tables = [("jobs", 100_000, 2, 10), ("steps", 300_000, 3, 3), ("events", 100_000, 2, 1)];
+    let mut before = Vec::new();
+    for (table, stored, ..) in tables {
+        before.push(reads_of(&scratch, table, stored, 0).await);
+    }
+    backend.close().await;
+    for (round, lent) in [(1, false), (2, true)] {
+        let backend = match lent {
+            true => scratch.lent(&scratch.pool(1).await).await,
+            false => scratch.connect().await,
+        };
+        live_with_steps(&backend, 8).await;
+        backend.close().await;
+        for ((table, stored, inserted, updated), before) in tables.into_iter().zip(&before) {
+            let after = reads_of(&scratch, table, stored + 8 * round * inserted, 8 * round * updated).await;
+            assert_few(before, &after);
+        }
+    }
+}
+
 /// Statistics are as old as the last ANALYZE, and plans are kept: of when there was next to nothing.
 #[tokio::test]
 async fn what_was_small_when_it_was_counted_is_not_read_whole_when_it_has_grown() {
     let (scratch, backend) = migrated().await;
     backend.enqueue(&[NewJob { queue: name("x"), ..job("1") }]).await.expect("stores");
-    scratch.run("VACUUM ANALYZE {schema}.jobs").await;
+    scratch.run("VACUUM ANALYZE {schema}.jobs, {schema}.steps, {schema}.events").await;
     assert_plans(&backend, OWN).await;
     let before = reads(&scratch, 1, 0).await;
     let backend = PostgresBackend::connect_with(scratch.options().max_connections(1)).await.expect("connects");

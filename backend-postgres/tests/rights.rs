@@ -19,13 +19,17 @@ async fn as_role(scratch: &Scratch, role: &str) -> backend_postgres::PostgresBac
 /// The grants of the crate's documentation. Nobody but the first may create anything.
 const GRANTS: &str = "
     GRANT CREATE ON DATABASE {database} TO {schema}_migrate;
-    GRANT USAGE ON SCHEMA {schema} TO {schema}_work, {schema}_produce, {schema}_read, {schema}_purge;
-    GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO {schema}_work, {schema}_produce, {schema}_read, {schema}_purge;
+    GRANT USAGE ON SCHEMA {schema} TO {schema}_work, {schema}_produce, {schema}_emit, {schema}_read, {schema}_purge;
+    GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO {schema}_work, {schema}_produce, {schema}_emit, {schema}_read, {schema}_purge;
     GRANT INSERT ON {schema}.jobs TO {schema}_produce;
     GRANT UPDATE ON {schema}.jobs TO {schema}_work;
-    GRANT UPDATE, DELETE ON {schema}.jobs TO {schema}_purge;";
+    GRANT INSERT, UPDATE ON {schema}.steps TO {schema}_work;
+    GRANT INSERT, UPDATE, DELETE ON {schema}.events TO {schema}_work;
+    GRANT UPDATE ON {schema}.jobs, {schema}.steps TO {schema}_emit;
+    GRANT INSERT, UPDATE ON {schema}.events TO {schema}_emit;
+    GRANT UPDATE, DELETE ON {schema}.jobs, {schema}.events TO {schema}_purge;";
 
-const ROLES: [&str; 5] = ["migrate", "work", "produce", "read", "purge"];
+const ROLES: [&str; 6] = ["migrate", "work", "produce", "emit", "read", "purge"];
 
 #[tokio::test]
 async fn each_role_can_do_its_work_and_no_more() {
@@ -44,7 +48,8 @@ async fn each_role_can_do_its_work_and_no_more() {
 
     let (work, produce) = (as_role(&scratch, "work").await, as_role(&scratch, "produce").await);
     let (read, purge) = (as_role(&scratch, "read").await, as_role(&scratch, "purge").await);
-    for backend in [&work, &produce, &read, &purge] {
+    let emit = as_role(&scratch, "emit").await;
+    for backend in [&work, &produce, &emit, &read, &purge] {
         backend.migrate().await.expect("there is nothing to do");
     }
     let new = [keyed("k"), job("2")];
@@ -67,7 +72,30 @@ async fn each_role_can_do_its_work_and_no_more() {
     assert_error(work.enqueue(&[job("1")]).await, ErrorKind::Permanent);
     assert_error(work.purge(JobState::Completed, Delay::ZERO, limit(9)).await, ErrorKind::Permanent);
 
-    for backend in [work, produce, read, purge] {
+    produce.enqueue(&[job("1"), job("2")]).await.expect("stores");
+    let claimed = work.claim(&request(2)).await.expect("claims").jobs;
+    begin_step(&work, &claimed[0].execution, &name("s")).await.expect("begins");
+    for (job, until) in claimed.iter().zip([When::At(Timestamp::MAX), When::Now]) {
+        let mut suspension = Suspension::new(&job.execution, name("w"), Some(name("e")), until).expect("legal");
+        suspension.submit(&work).await.expect("waits");
+    }
+    assert_eq!(work.time_out_waits(limit(9)).await.expect("wakes"), [claimed[1].id()]);
+    let event = NewEvent { key: name("e"), payload: Json::null(), keep: Delay::ZERO };
+    assert_eq!(emit.emit(&event).await.expect("emits"), Emitted::New { woken: 1 });
+    assert_eq!(purge.purge_events(limit(9)).await.expect("purges"), 1);
+    assert_eq!(work.purge_events(limit(9)).await.expect("purges"), 0);
+    let claimed = claim_one(&work).await;
+    assert_eq!(read.steps(claimed.id()).await.expect("reads")[0].state, StepState::TimedOut);
+    let mut hand_over = HandOver::new(&claimed.execution, None, job("3")).expect("legal");
+    let refused = hand_over.submit(&work).await;
+    assert!(matches!(refused, Err(TransitionError::Backend(error)) if error.kind() == ErrorKind::Permanent));
+    scratch.run("GRANT INSERT ON {schema}.jobs TO {schema}_work").await;
+    hand_over.submit(&work).await.expect("hands over");
+    assert_eq!(purge.purge(JobState::Completed, Delay::ZERO, limit(9)).await.expect("purges"), 1, "and its steps");
+    assert_error(read.emit(&event).await, ErrorKind::Permanent);
+    assert_error(produce.emit(&event).await, ErrorKind::Permanent);
+
+    for backend in [work, produce, emit, read, purge] {
         backend.close().await;
     }
     let mut owner: PgConnection = connection().await;

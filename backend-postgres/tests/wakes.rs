@@ -89,6 +89,41 @@ async fn by_another_process() {
     woken(wait, "a commit").await;
 }
 
+/// A job that goes on, because of an event or of the time, and one that another is handed over to.
+#[tokio::test]
+async fn by_what_ends_a_wait_and_by_what_is_handed_over() {
+    let (scratch, other) = migrated().await;
+    let backend = scratch.lent(&scratch.pool(1).await).await;
+    listening(&scratch, &backend).await;
+    let suspended = async |event: &str, until: When| {
+        other.enqueue(&[job("1")]).await.expect("stores");
+        let claimed = claim_one(&other).await;
+        let mut suspension = Suspension::new(&claimed.execution, name("w"), Some(name(event)), until).expect("legal");
+        suspension.submit(&other).await.expect("waits");
+    };
+    let event = |key: &str| NewEvent { key: name(key), payload: Json::null(), keep: Delay::ZERO };
+
+    suspended("a", When::At(Timestamp::MAX)).await;
+    let (wait, mut own) = (waiting(&backend).await, waiting(&other).await);
+    assert_eq!(other.emit(&event("a")).await.expect("emits"), Emitted::New { woken: 1 });
+    assert!(poll(&mut own).await, "its own worker");
+    woken(wait, "an event").await;
+    claim_one(&backend).await;
+
+    suspended("b", When::Now).await;
+    let (wait, mut own) = (waiting(&backend).await, waiting(&other).await);
+    assert_eq!(other.time_out_waits(limit(9)).await.expect("wakes").len(), 1);
+    assert!(poll(&mut own).await, "its own worker");
+    woken(wait, "the time").await;
+
+    let claimed = claim_one(&backend).await;
+    let (wait, mut own) = (waiting(&backend).await, waiting(&other).await);
+    let mut hand_over = HandOver::new(&claimed.execution, None, job("2")).expect("legal");
+    hand_over.submit(&other).await.expect("hands over");
+    assert!(poll(&mut own).await, "its own worker");
+    woken(wait, "a successor").await;
+}
+
 /// What is not due wakes nobody; a marker that follows shows that it would have come by then.
 #[tokio::test]
 async fn not_by_what_is_not_due() {
@@ -106,6 +141,15 @@ async fn not_by_what_is_not_due() {
     let claimed = claim_one(&other).await;
     let snooze = Transition::Snooze { available: When::After(Delay::from_millis(60_000).expect("a delay")) };
     Transitioner::new(&other).apply(&claimed.execution, &snooze).await.expect("snoozes");
+    assert_eq!(other.time_out_waits(limit(9)).await.expect("there is none"), []);
+    let event = |key: &str| NewEvent { key: name(key), payload: Json::null(), keep: Delay::ZERO };
+    assert_eq!(other.emit(&event("nobody waits")).await.expect("emits"), Emitted::New { woken: 0 });
+    quiet.enqueue(&[job("1")]).await.expect("stores");
+    let claimed = claim_one(&quiet).await;
+    let suspension = Suspension::new(&claimed.execution, name("w"), Some(name("e")), When::At(Timestamp::MAX));
+    suspension.expect("legal").submit(&other).await.expect("waits");
+    assert_eq!(quiet.emit(&event("e")).await.expect("emits"), Emitted::New { woken: 1 });
+    claim_one(&quiet).await;
     scratch.run("SELECT pg_notify('{schema}', 'marker')").await;
     let first = listener.recv().await.expect("hears");
     assert_eq!(first.payload(), "marker", "on {}", first.channel());

@@ -30,7 +30,7 @@ use crate::sql::Sql;
 /// Opening does not create the tables, [`migrate`](Backend::migrate) does. Opening is refused, with an error of kind
 /// [`ErrorKind::Schema`], if the database has a schema that does not admit this program any more.
 #[derive(Clone, Debug)]
-pub struct SqliteBackend(Arc<Handle>);
+pub struct SqliteBackend(pub(crate) Arc<Handle>);
 
 impl SqliteBackend {
     /// Opens the database of this URL: see [`SqliteOptions::from_url`].
@@ -137,6 +137,7 @@ impl Backend for SqliteBackend {
         capabilities.max_payload = self.0.max_payload;
         capabilities.atomic_batches = true;
         capabilities.wakes = true;
+        capabilities.durable_steps = true;
         capabilities
     }
 
@@ -282,6 +283,10 @@ impl Backend for SqliteBackend {
         self.0.signal.wait().await;
         Ok(())
     }
+
+    fn durable_steps(&self) -> Option<&dyn DurableSteps> {
+        Some(self)
+    }
 }
 
 #[async_trait]
@@ -361,9 +366,8 @@ impl Transactional for SqliteBackend {
         patch: &Patch,
     ) -> Result<Update> {
         patch.check(&self.capabilities())?;
-        let updates = [UpdateRequest { id, current: current.clone(), patch: patch.clone() }];
-        let answers = self.0.update(connection, &updates, NotApplied).await?;
-        Ok(answers.into_iter().next().unwrap_or(Update::Missing))
+        let update = UpdateRequest { id, current: current.clone(), patch: patch.clone() };
+        self.0.update_one(connection, &update).await
     }
 }
 

@@ -234,6 +234,12 @@ impl Handle {
         jobs.iter().map(outcome).collect()
     }
 
+    /// The same for one row, in a transaction.
+    pub(crate) async fn update_one(&self, connection: &mut SqliteConnection, update: &UpdateRequest) -> Result<Update> {
+        let answers = self.update(connection, std::slice::from_ref(update), NotApplied).await?;
+        Ok(answers.into_iter().next().unwrap_or(Update::Missing))
+    }
+
     /// Updates rows, of which no two are the same. `lost` is what is known of the write if the connection is lost in it.
     pub(crate) async fn update(
         &self,

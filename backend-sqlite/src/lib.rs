@@ -41,6 +41,7 @@ mod handle;
 mod row;
 mod setup;
 mod sql;
+mod steps;
 
 pub use backend::SqliteBackend;
 pub use config::SqliteOptions;

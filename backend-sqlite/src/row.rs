@@ -4,6 +4,7 @@ use std::num::NonZeroU32;
 
 use queue_core::Change;
 use queue_core::Count;
+use queue_core::Error;
 use queue_core::Execution;
 use queue_core::Failure;
 use queue_core::Fingerprint;
@@ -18,13 +19,18 @@ use queue_core::Name;
 use queue_core::NewJob;
 use queue_core::Patch;
 use queue_core::Priority;
+use queue_core::Revision;
 use queue_core::StaleCursor;
+use queue_core::Step;
+use queue_core::StepState;
 use queue_core::Timestamp;
 use queue_core::UniqueKey;
 use queue_core::Unreadable;
 use queue_core::UpdateRequest;
 use queue_core::When;
 use queue_core::WorkerId;
+use queue_core::unreadable_event;
+use queue_core::unreadable_step;
 use serde::Serialize;
 use sqlx::Decode;
 use sqlx::Row;
@@ -125,6 +131,32 @@ pub(crate) fn held(row: &SqliteRow) -> Option<Held> {
 pub(crate) fn count(row: &SqliteRow) -> Result<Count, String> {
     let state = get::<&str>(row, "state").ok().and_then(|state| state.parse().ok());
     Ok(Count { queue: parse::<String, _>(row, "queue")?, state, jobs: parse::<i64, _>(row, "jobs")? })
+}
+
+fn step_columns(row: &SqliteRow) -> Result<Step, String> {
+    let state = StepState::from_columns(
+        get(row, "state")?,
+        parse_optional::<String, _>(row, "event")?,
+        parse_optional::<i64, _>(row, "until")?,
+        get::<Option<Uuid>>(row, "revision")?.map(Revision::from),
+        parse_optional::<String, _>(row, "value")?,
+    )?;
+    Ok(Step { name: parse::<String, _>(row, "name")?, fence: parse::<i64, _>(row, "fence")?, state })
+}
+
+/// A step of this job.
+pub(crate) fn step(id: JobId, row: &SqliteRow) -> Result<Step, Error> {
+    step_columns(row).map_err(|reason| unreadable_step(id, reason))
+}
+
+/// The job of a step. The table admits nothing but 16 bytes.
+pub(crate) fn step_of(row: &SqliteRow) -> JobId {
+    get::<Uuid>(row, "job_id").unwrap_or_default().into()
+}
+
+/// The payload of the event of this key.
+pub(crate) fn payload(key: &Name, row: &SqliteRow) -> Result<Json, Error> {
+    parse::<String, _>(row, "payload").map_err(|reason| unreadable_event(key, reason))
 }
 
 fn hex(uuid: Uuid) -> String {

@@ -26,6 +26,9 @@ const EXECUTION: &str = "id, state, attempt, max_attempts, fence, revision, clai
 /// What a job has beyond its execution.
 const DATA: &str = "queue, kind, payload, priority, available_at, created_at, finished_at, unique_key, result, errors";
 
+/// A step, but for its job.
+const STEP: &str = "name, fence, state, event, until, revision, value";
+
 /// As in the partial indexes: a condition must be written as an index has it for the index to be used. The indexes are named
 /// in the statements, for the reason that the first migration gives.
 const ENDED: &str = "('completed', 'failed', 'canceled')";
@@ -56,6 +59,17 @@ pub(crate) struct Sql {
     pub(crate) list: SqlStr,
     pub(crate) counts: SqlStr,
     pub(crate) purge: SqlStr,
+    pub(crate) steps: SqlStr,
+    pub(crate) step: SqlStr,
+    pub(crate) put_step: SqlStr,
+    pub(crate) event: SqlStr,
+    pub(crate) kept_event: SqlStr,
+    pub(crate) put_event: SqlStr,
+    pub(crate) end_waits: SqlStr,
+    pub(crate) overdue: SqlStr,
+    pub(crate) time_out: SqlStr,
+    pub(crate) wake: SqlStr,
+    pub(crate) purge_events: SqlStr,
 }
 
 impl Sql {
@@ -63,6 +77,12 @@ impl Sql {
         let text = |text: String| AssertSqlSafe(Arc::<str>::from(text)).into_sql_str();
         let jobs = format!("{prefix}jobs");
         let schema = format!("{prefix}schema");
+        let (steps, events) = (format!("{prefix}steps"), format!("{prefix}events"));
+        // It is the wait that the job is suspended with, and no earlier one.
+        let is_current = format!(
+            "EXISTS (SELECT 1 FROM {jobs} AS j INDEXED BY {jobs}_id WHERE j.id = job_id AND j.state = 'suspended' \
+               AND j.revision = {steps}.revision)"
+        );
         let (first, last) = (Timestamp::MIN.unix_millis(), Timestamp::MAX.unix_millis());
         Self {
             // A transaction that reads before it writes must not begin as a reader: SQLite refuses to make a writer of it
@@ -139,6 +159,47 @@ impl Sql {
                 "DELETE FROM {jobs} INDEXED BY {jobs}_id WHERE id IN (SELECT id FROM {jobs} INDEXED BY {jobs}_ended \
                    WHERE state = ?2 AND finished_at <= max({NOW} - ?3, {first}) ORDER BY finished_at, id LIMIT ?4)"
             )),
+            steps: text(format!("SELECT {STEP} FROM {steps} INDEXED BY {steps}_name WHERE job_id = ?1 ORDER BY name")),
+            step: text(format!("SELECT {STEP} FROM {steps} INDEXED BY {steps}_name WHERE job_id = ?1 AND name = ?2")),
+            put_step: text(format!(
+                "INSERT INTO {steps} (job_id, name, fence, state, event, until, revision, value) \
+                 VALUES (?1, ?2, ?3, ?4, ?5, \
+                   CASE ?4 WHEN 'waiting' THEN (SELECT available_at FROM {jobs} INDEXED BY {jobs}_id WHERE id = ?1) END, ?6, ?7) \
+                 ON CONFLICT (job_id, name) DO UPDATE SET fence = excluded.fence, state = excluded.state, event = excluded.event, \
+                   until = excluded.until, revision = excluded.revision, value = excluded.value \
+                 RETURNING {STEP}"
+            )),
+            event: text(format!(
+                "SELECT payload FROM {events} INDEXED BY {events}_key WHERE key = ?2 AND kept_until > {NOW}"
+            )),
+            kept_event: text(format!("SELECT payload FROM {events} INDEXED BY {events}_key WHERE key = ?1")),
+            put_event: text(format!(
+                "INSERT INTO {events} (key, payload, kept_until) VALUES (?2, ?3, min({NOW} + ?4, {last})) \
+                 ON CONFLICT (key) DO UPDATE SET payload = excluded.payload, kept_until = excluded.kept_until \
+                   WHERE {events}.kept_until <= {NOW}"
+            )),
+            end_waits: text(format!(
+                "UPDATE {steps} INDEXED BY {steps}_waiting SET state = 'done', value = ?2 \
+                 WHERE state = 'waiting' AND event = ?1 AND {is_current} RETURNING job_id"
+            )),
+            overdue: text(format!(
+                "SELECT id FROM {jobs} INDEXED BY {jobs}_suspended WHERE state = 'suspended' AND available_at <= {NOW} \
+                   ORDER BY available_at, id LIMIT ?2"
+            )),
+            time_out: text(format!(
+                "UPDATE {steps} INDEXED BY {steps}_name SET state = 'timed_out' \
+                 WHERE job_id IN (SELECT unhex(value) FROM json_each(?1)) AND state = 'waiting' AND {is_current}"
+            )),
+            wake: text(format!(
+                "UPDATE {jobs} INDEXED BY {jobs}_id SET state = 'waiting', revision = ?2, available_at = {NOW}, \
+                   claimed_by = NULL, claimed_at = NULL, attempted_at = NULL, lease_expires_at = NULL, finished_at = NULL, \
+                   result = NULL \
+                 WHERE id IN (SELECT unhex(value) FROM json_each(?3)) AND state = 'suspended'"
+            )),
+            purge_events: text(format!(
+                "DELETE FROM {events} INDEXED BY {events}_key WHERE key IN (SELECT key FROM {events} INDEXED BY {events}_old \
+                   WHERE kept_until <= {NOW} ORDER BY kept_until LIMIT ?2)"
+            )),
         }
     }
 
@@ -163,6 +224,17 @@ impl Sql {
             ("list", &self.list),
             ("counts", &self.counts),
             ("purge", &self.purge),
+            ("steps", &self.steps),
+            ("step", &self.step),
+            ("put_step", &self.put_step),
+            ("event", &self.event),
+            ("kept_event", &self.kept_event),
+            ("put_event", &self.put_event),
+            ("end_waits", &self.end_waits),
+            ("overdue", &self.overdue),
+            ("time_out", &self.time_out),
+            ("wake", &self.wake),
+            ("purge_events", &self.purge_events),
         ]
         .map(|(name, text)| (name, text.as_str()))
         .into()

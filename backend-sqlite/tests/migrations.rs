@@ -43,7 +43,7 @@ async fn ten_migrate_a_new_file_at_once() {
         answer.expect("each is told that the schema is there");
     }
     let once = schema(&path).await;
-    assert_eq!(once.last().map(String::as_str), Some("1 1 0.1.0"));
+    assert_eq!(once.last().map(String::as_str), Some("2 1 0.1.0"));
     let backend = SqliteBackend::open(&path).await.expect("opens");
     backend.enqueue(&[job("1")]).await.expect("stores");
     backend.migrate().await.expect("again");
@@ -96,7 +96,7 @@ async fn a_program_below_the_floor_is_refused_and_writes_nothing() {
     for refused in [backend.migrate().await, open, lent] {
         let error = refused.expect_err("refused");
         assert_eq!((error.kind(), error.certainty()), (ErrorKind::Schema, Certainty::NotApplied));
-        for version in [env!("CARGO_PKG_VERSION"), "version 1;", "version 9 ", "version 7,", "3.1.4"] {
+        for version in [env!("CARGO_PKG_VERSION"), "version 2;", "version 9 ", "version 7,", "3.1.4"] {
             assert!(error.to_string().contains(version), "{version:?} in {error}");
         }
     }
@@ -165,4 +165,40 @@ async fn jobs_of_the_first_schema_go_on() {
     assert_eq!(failed.errors.len(), 1);
     let rerun = Transitioner::new(&backend).apply(&failed.execution, &Transition::Rerun).await.expect("runs again");
     assert_eq!(rerun.execution().attempt, 0);
+}
+
+/// What jobs have done and wait for came with the second schema: jobs of the first have done nothing, and go on.
+#[tokio::test]
+async fn jobs_of_the_first_schema_have_steps_from_then_on() {
+    let (_folder, path) = folder();
+    run(&path, include_str!("fixtures/schema_v1.sql")).await;
+    // A program of the first schema, which is not asked to migrate and works on beside it.
+    let older = SqliteBackend::open(&path).await.expect("opens");
+    let backend = SqliteBackend::open(&path).await.expect("opens");
+    backend.migrate().await.expect("migrates");
+    let page = backend.list(&ListFilter::default(), None, limit(100)).await.expect("lists");
+    let of = |state| page.items.iter().find(|job| job.state() == state).expect("one").clone();
+
+    let running = of(JobState::Running);
+    let (step, wait, event) = (name("s"), name("w"), name("e"));
+    finish_step(&backend, &running.execution, &step, &Json::null()).await.expect("saved");
+    let mut suspension = Suspension::new(&running.execution, wait, Some(event.clone()), When::At(Timestamp::MAX));
+    suspension.as_mut().expect("legal").submit(&backend).await.expect("waits");
+
+    // Suspended when there were no waits: it goes on when it is due.
+    let suspended = of(JobState::Suspended);
+    let is_due = suspended.available_at <= running.execution.claimed_at.expect("claimed");
+    let woken = backend.time_out_waits(limit(10)).await.expect("ends waits");
+    assert_eq!(woken, if is_due { vec![suspended.id()] } else { vec![] });
+
+    let payload = Json::null();
+    let emitted = backend.emit(&NewEvent { key: event, payload, keep: Delay::ZERO }).await.expect("emits");
+    assert_eq!(emitted, Emitted::New { woken: 1 });
+    assert_eq!(backend.steps(running.id()).await.expect("reads").len(), 2);
+    let canceled = Transition::Cancel { reason: "enough".into() };
+    let row = older.get(running.id()).await.expect("reads").expect("there");
+    Transitioner::new(&older).apply(&row.execution, &canceled).await.expect("canceled");
+    // The statement of the first schema, which knows of no steps.
+    run(&path, "DELETE FROM fenced_jobs WHERE state = 'canceled'").await;
+    assert_eq!(backend.steps(running.id()).await.expect("reads"), [], "they went with the job");
 }

@@ -43,13 +43,37 @@ async fn assert_plans(path: &Path, backend: &SqliteBackend) {
         ("get", vec![("USING INDEX fenced_jobs_id (id=?)", 1)]),
         ("stored_ids", vec![("USING INDEX fenced_jobs_id (id=?)", 1)]),
         ("repeated", vec![("SEARCH j USING INDEX fenced_jobs_id (id=?)", 1)]),
+        ("steps", vec![("SEARCH fenced_steps USING INDEX fenced_steps_name (job_id=?)", 1)]),
+        ("step", vec![("SEARCH fenced_steps USING INDEX fenced_steps_name (job_id=? AND name=?)", 1)]),
+        ("put_step", vec![("SEARCH fenced_jobs USING INDEX fenced_jobs_id (id=?)", 1)]),
+        ("event", vec![("SEARCH fenced_events USING INDEX fenced_events_key (key=?)", 1)]),
+        ("kept_event", vec![("SEARCH fenced_events USING INDEX fenced_events_key (key=?)", 1)]),
+        (
+            "end_waits",
+            vec![
+                ("SEARCH fenced_steps USING INDEX fenced_steps_waiting (event=?)", 1),
+                ("SEARCH j USING INDEX fenced_jobs_id (id=?)", 1),
+            ],
+        ),
+        ("overdue", vec![("SEARCH fenced_jobs USING COVERING INDEX fenced_jobs_suspended (available_at<?)", 1)]),
+        (
+            "time_out",
+            vec![
+                ("SEARCH fenced_steps USING INDEX fenced_steps_name (job_id=?)", 1),
+                ("SEARCH j USING INDEX fenced_jobs_id (id=?)", 1),
+            ],
+        ),
+        ("wake", vec![("SEARCH fenced_jobs USING INDEX fenced_jobs_id (id=?)", 1)]),
+        ("purge_events", vec![("SEARCH fenced_events USING INDEX fenced_events_old (kept_until<?)", 1)]),
         ("holders", vec![("SEARCH j USING INDEX fenced_jobs_unique (queue=? AND unique_key=?)", 1)]),
     ] {
         let plan = plan(path, backend, statement).await;
         for (step, times) in steps {
             assert_eq!(plan.matches(step).count(), times, "{statement}: {step}\n{plan}");
         }
-        assert!(!plan.contains("SCAN fenced_jobs") && !plan.contains("SCAN j\n"), "{statement}\n{plan}");
+        for table in ["fenced_jobs", "j\n", "fenced_steps", "fenced_events"] {
+            assert!(!plan.contains(&format!("SCAN {table}")), "{statement}\n{plan}");
+        }
         assert!(!plan.contains("TEMP B-TREE"), "{statement}\n{plan}");
     }
 }

@@ -11,6 +11,7 @@ use fenced_queue::mongo::MongoBackend;
 use fenced_queue::mongo::MongoOptions;
 use fenced_queue::mongo::mongodb::Client;
 use fenced_queue::mongo::mongodb::Collection;
+use fenced_queue::mongo::mongodb::Database;
 use fenced_queue::mongo::mongodb::bson::Binary;
 use fenced_queue::mongo::mongodb::bson::Bson;
 use fenced_queue::mongo::mongodb::bson::DateTime;
@@ -159,8 +160,37 @@ impl Floor for MongoFloor {
         Ok(())
     }
 
+    async fn rest(&mut self) -> Result<()> {
+        let past = "minSnapshotHistoryWindowInSeconds";
+        let admin = self.0.client().database("admin");
+        let kept = admin.run_command(doc! { "getParameter": 1, past: 1 }).await?.get_i32(past)?;
+        admin.run_command(doc! { "setParameter": 1, past: 0 }).await?;
+        let forgotten = forget(&admin).await;
+        admin.run_command(doc! { "setParameter": 1, past: kept }).await?;
+        forgotten
+    }
+
     async fn clear(&mut self) -> Result<()> {
         self.0.delete_many(doc! {}).await?;
         Ok(())
     }
+}
+
+/// Entries of what was changed stay in the indexes, marked as deleted, for the five minutes for which the server keeps the past,
+/// and until a checkpoint comes to them. With no past to keep, it has come to all when two in a row find none.
+async fn forget(admin: &Database) -> Result<()> {
+    let (mut removed, mut idle) = (0, 0);
+    while idle < 2 {
+        // Something new, before which there is a past.
+        let note =
+            doc! { "appendOplogNote": 1, "data": { "of": "the benchmark" }, "writeConcern": { "w": "majority" } };
+        admin.run_command(note).await?;
+        admin.run_command(doc! { "fsync": 1 }).await?;
+        let status = admin.run_command(doc! { "serverStatus": 1 }).await?;
+        let cleanup = status.get_document("wiredTiger")?.get_document("checkpoint-cleanup")?;
+        let so_far = cleanup.get_i64("pages removed").or_else(|_| cleanup.get_i32("pages removed").map(i64::from))?;
+        idle = if so_far == removed { idle + 1 } else { 0 };
+        removed = so_far;
+    }
+    Ok(())
 }

@@ -143,7 +143,7 @@ impl Floor for PostgresFloor {
     }
 
     async fn clear(&mut self) -> Result<()> {
-        query(AssertSqlSafe(format!("TRUNCATE {}", self.jobs))).execute(&mut self.connection).await?;
+        query(AssertSqlSafe(format!("TRUNCATE {} CASCADE", self.jobs))).execute(&mut self.connection).await?;
         Ok(())
     }
 }

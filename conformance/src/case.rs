@@ -54,6 +54,8 @@ pub enum Need {
     AtomicBatches,
     /// [`Capabilities::wakes`].
     Wakes,
+    /// [`Capabilities::durable_steps`].
+    DurableSteps,
 }
 
 impl Need {
@@ -63,6 +65,7 @@ impl Need {
             Self::SkipsLockedRows => capabilities.skips_locked_rows,
             Self::AtomicBatches => capabilities.atomic_batches,
             Self::Wakes => capabilities.wakes,
+            Self::DurableSteps => capabilities.durable_steps,
         }
     }
 }

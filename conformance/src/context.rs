@@ -6,11 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
+use std::time::Duration;
 
 use queue_core::*;
 use tokio::sync::Barrier;
 
 use crate::case::Failed;
+use crate::case::Outcome;
 use crate::case::check;
 use crate::case::check_eq;
 use crate::harness::Store;
@@ -91,6 +93,28 @@ pub(crate) fn with_lease(request: &ClaimRequest, millis: i64) -> ClaimRequest {
     let (queue, kinds, worker) = (request.queue().clone(), request.kinds().to_vec(), request.worker().clone());
     let changed = ClaimRequest::new(queue, kinds, worker, lease(millis), request.limit()).expect("one kind");
     if request.starts() { changed } else { changed.reserve() }
+}
+
+/// The claim of a row, as its holder knows it.
+pub(crate) fn held(row: &Execution) -> Result<Held, Failed> {
+    Held::of(row).ok_or_else(|| Failed::new(format!("job {} must be held: {row}", row.id)))
+}
+
+/// The answer of a call whose lease of 300 milliseconds bounds how long it may wait, with much to spare for a slow machine.
+pub(crate) async fn within_patience<T>(call: impl Future<Output = T>) -> Result<T, Failed> {
+    let answer = tokio::time::timeout(Duration::from_secs(15), call).await;
+    answer.map_err(|_| Failed::new("a third of the lease is long over, and the call still waits"))
+}
+
+/// Whether a call that met a lock failed as it should.
+pub(crate) fn check_gave_up(error: &Error) -> Outcome {
+    let (kind, certainty) = (error.kind(), error.certainty());
+    check_eq!(
+        (kind, certainty),
+        (ErrorKind::Transient, Certainty::NotApplied),
+        "another try may meet no lock: {error}"
+    );
+    Ok(())
 }
 
 pub(crate) fn complete() -> Transition {

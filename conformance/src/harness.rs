@@ -102,8 +102,10 @@ pub trait Store: Send + Sync {
         Err("this harness has no hold hook".into())
     }
 
-    /// [`Hook::Transaction`]: begins a transaction as an application would.
-    async fn begin(&self) -> Result<Box<dyn CallerTransaction>, BoxError> {
+    /// [`Hook::Transaction`]: begins a transaction as an application would; or, if it is to settle an execution, by
+    /// [`Transactional::begin_for`].
+    async fn begin(&self, settles: Option<&Execution>) -> Result<Box<dyn CallerTransaction>, BoxError> {
+        let _ = settles;
         Err("this harness has no transaction hook".into())
     }
 }
@@ -170,13 +172,16 @@ pub struct OwnTransaction<B: Transactional> {
 }
 
 impl<B: Transactional + 'static> OwnTransaction<B> {
-    /// Begins one.
+    /// Begins one, which may be for settling an execution.
     ///
     /// # Errors
     ///
     /// Whatever the backend says.
-    pub async fn begin(backend: B) -> Result<Box<dyn CallerTransaction>, BoxError> {
-        let transaction = backend.begin().await?;
+    pub async fn begin(backend: B, settles: Option<&Execution>) -> Result<Box<dyn CallerTransaction>, BoxError> {
+        let transaction = match settles {
+            Some(execution) => backend.begin_for(execution).await?,
+            None => backend.begin().await?,
+        };
         Ok(Box::new(Self { backend, transaction }))
     }
 }
@@ -283,7 +288,7 @@ impl Store for LazyStore {
         self.store.hold(row).await
     }
 
-    async fn begin(&self) -> Result<Box<dyn CallerTransaction>, BoxError> {
-        self.store.begin().await
+    async fn begin(&self, settles: Option<&Execution>) -> Result<Box<dyn CallerTransaction>, BoxError> {
+        self.store.begin(settles).await
     }
 }

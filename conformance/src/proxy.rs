@@ -70,6 +70,9 @@ struct State {
     /// Pieces that came in, to be waited for.
     requests: u64,
     answers: u64,
+    /// How many round trips on the one is whose answer is to be lost; 0: none.
+    to_lose: u64,
+    replies_lost: u64,
 }
 
 impl State {
@@ -142,6 +145,28 @@ impl Proxy {
         self.shared.state.send_modify(|state| state.generation += 1);
     }
 
+    /// Loses one answer: of the `nth` round trip from now on, counted from 1 as [`round_trips`](Self::round_trips) does. The request goes
+    /// to the server and is carried out there; when the answer begins to arrive it is dropped, and every connection is cut. New ones can
+    /// be made, and what follows goes through. Called again, it counts anew; 0 calls it off.
+    ///
+    /// ```
+    /// # async fn example(proxy: queue_conformance::Proxy, call: impl Future<Output = std::io::Result<()>>) {
+    /// proxy.lose_reply(2);
+    /// let answer = call.await;
+    /// if proxy.replies_lost() == 0 {
+    ///     println!("it goes to the server once, at most, and ends with {answer:?}");
+    /// }
+    /// # }
+    /// ```
+    pub fn lose_reply(&self, nth: u64) {
+        self.shared.state.send_modify(|state| state.to_lose = nth);
+    }
+
+    /// How many answers [`lose_reply`](Self::lose_reply) has lost so far. Whoever was told of the cut finds its own among them.
+    pub fn replies_lost(&self) -> u64 {
+        self.shared.state.borrow().replies_lost
+    }
+
     /// Resolves when `meanwhile` has made something arrive in this direction, kept back or not. Whatever `meanwhile` is, it is
     /// polled until then, and dropped: a call that is given up at this moment.
     pub async fn until_arrival(&self, direction: Direction, meanwhile: impl Future) {
@@ -181,13 +206,20 @@ async fn connect(client: TcpStream, shared: Arc<Shared>) -> io::Result<()> {
     server.set_nodelay(true)?;
     let (from_client, to_client) = client.into_split();
     let (from_server, to_server) = server.into_split();
-    // Whether the last thing that went through was an answer.
-    let answered = AtomicBool::new(true);
+    let turn = Turn { answered: AtomicBool::new(true), loses: AtomicBool::new(false) };
     tokio::select! {
         _ = state.wait_for(|state| state.generation > generation) => Ok(()),
-        ended = forward(from_client, to_server, Direction::ToServer, &shared, generation, &answered) => ended,
-        ended = forward(from_server, to_client, Direction::ToClient, &shared, generation, &answered) => ended,
+        ended = forward(from_client, to_server, Direction::ToServer, &shared, generation, &turn) => ended,
+        ended = forward(from_server, to_client, Direction::ToClient, &shared, generation, &turn) => ended,
     }
+}
+
+/// Where a connection is in its round trips.
+struct Turn {
+    /// Whether the last thing that went through was an answer.
+    answered: AtomicBool,
+    /// Whether the next answer is to be lost.
+    loses: AtomicBool,
 }
 
 async fn forward(
@@ -196,7 +228,7 @@ async fn forward(
     direction: Direction,
     shared: &Shared,
     generation: u64,
-    answered: &AtomicBool,
+    turn: &Turn,
 ) -> io::Result<()> {
     let mut state = shared.state.subscribe();
     let mut buffer = vec![0; 64 * 1024];
@@ -205,13 +237,26 @@ async fn forward(
         if bytes == 0 {
             return Ok(());
         }
-        let was_answered = answered.swap(direction == Direction::ToClient, Ordering::SeqCst);
-        if direction == Direction::ToServer && was_answered {
+        let was_answered = turn.answered.swap(direction == Direction::ToClient, Ordering::SeqCst);
+        let begins = direction == Direction::ToServer && was_answered;
+        if begins {
             shared.round_trips.fetch_add(1, Ordering::SeqCst);
         }
         shared.state.send_modify(|state| match direction {
-            Direction::ToServer => state.requests += 1,
-            Direction::ToClient => state.answers += 1,
+            Direction::ToServer => {
+                state.requests += 1;
+                if begins && state.to_lose > 0 {
+                    state.to_lose -= 1;
+                    turn.loses.store(state.to_lose == 0, Ordering::SeqCst);
+                }
+            }
+            Direction::ToClient => {
+                state.answers += 1;
+                if turn.loses.swap(false, Ordering::SeqCst) {
+                    state.replies_lost += 1;
+                    state.generation += 1;
+                }
+            }
         });
         // What was kept back when the connections were cut is lost, also if everything is released in the same moment.
         let go_on = state.wait_for(|state| state.generation > generation || !state.holds(direction)).await;
@@ -274,5 +319,27 @@ mod tests {
         proxy.cut();
         proxy.release();
         assert!(client.read_u8().await.is_err(), "the connection is gone");
+    }
+
+    #[tokio::test]
+    async fn one_reply_is_lost_after_the_server_has_sent_it() {
+        let proxy = Proxy::start(echo().await).await.expect("starts");
+        let (mut one, mut two) = (client(&proxy).await, client(&proxy).await);
+        ask(&mut one).await.expect("before");
+        proxy.lose_reply(3);
+        ask(&mut one).await.expect("the first");
+        ask(&mut two).await.expect("the second");
+        assert_eq!(proxy.replies_lost(), 0);
+        assert!(ask(&mut one).await.is_err(), "the third");
+        assert_eq!(proxy.replies_lost(), 1);
+        assert!(two.read_u8().await.is_err(), "every connection is cut");
+        let mut later = client(&proxy).await;
+        for _ in 0..5 {
+            ask(&mut later).await.expect("nothing more is lost");
+        }
+        proxy.lose_reply(1);
+        proxy.lose_reply(0);
+        ask(&mut later).await.expect("it was called off");
+        assert_eq!(proxy.replies_lost(), 1);
     }
 }

@@ -173,6 +173,51 @@ impl Backend for Traced {
         let answer = self.inner.wait_for_work(queues).await;
         self.note(format_args!("wait for work"), answer)
     }
+
+    fn durable_steps(&self) -> Option<&dyn DurableSteps> {
+        self.inner.durable_steps().map(|_| self as &dyn DurableSteps)
+    }
+}
+
+impl Traced {
+    fn steps(&self) -> Result<&dyn DurableSteps> {
+        let missing = || Error::not_applied(ErrorKind::Unsupported, "the handle has no durable steps");
+        self.inner.durable_steps().ok_or_else(missing)
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl DurableSteps for Traced {
+    async fn steps(&self, id: JobId) -> Result<Vec<Step>> {
+        let answer = self.steps()?.steps(id).await;
+        self.note(format_args!("steps of {id}"), answer)
+    }
+
+    async fn write_step(&self, write: &StepWrite) -> Result<Stepped> {
+        let answer = self.steps()?.write_step(write).await;
+        self.note(format_args!("write {write:?}"), answer)
+    }
+
+    async fn hand_over(&self, update: &UpdateRequest, successor: &NewJob) -> Result<(Update, Option<Enqueued>)> {
+        let answer = self.steps()?.hand_over(update, successor).await;
+        self.note(format_args!("hand {} over to {successor:?}", update.id), answer)
+    }
+
+    async fn emit(&self, event: &NewEvent) -> Result<Emitted> {
+        let answer = self.steps()?.emit(event).await;
+        self.note(format_args!("emit {event:?}"), answer)
+    }
+
+    async fn time_out_waits(&self, limit: Limit) -> Result<Vec<JobId>> {
+        let answer = self.steps()?.time_out_waits(limit).await;
+        self.note(format_args!("time out at most {} waits", limit.get()), answer)
+    }
+
+    async fn purge_events(&self, limit: Limit) -> Result<u64> {
+        let answer = self.steps()?.purge_events(limit).await;
+        self.note(format_args!("purge events"), answer)
+    }
 }
 
 #[async_trait]

@@ -8,6 +8,7 @@ use std::ops::DerefMut;
 use async_trait::async_trait;
 
 use crate::Delay;
+use crate::DurableSteps;
 use crate::Enqueued;
 use crate::Error;
 use crate::ErrorKind;
@@ -99,7 +100,7 @@ pub trait Backend: Send + Sync {
     /// # Contract
     ///
     /// - An id that is stored with the same content is [`Enqueued::Existing`], whatever has become of the job
-    ///   since; with other content the whole call is refused with
+    ///   since, be it a state of a newer version (`enqueue::an_id_in_a_foreign_state`); with other content the whole call is refused with
     ///   [`ErrorKind::IdReused`]. The id is judged before the unique key. (group `enqueue`)
     /// - A unique key that another active job of the queue has is [`Enqueued::Duplicate`], an outcome and no
     ///   error. The store itself enforces it, so that no race admits two. A job in a state of a newer version counts as
@@ -134,7 +135,8 @@ pub trait Backend: Send + Sync {
     ///   `claimed_at` = now; the lease from now. (`claim::writes`)
     /// - The lease is whole when the call returns what it claimed, however long it had to wait. (`claim::lease_starts_when_the_claim_happens`)
     /// - Rows locked by somebody else are skipped where the store can, never waited for longer than a third of the
-    ///   lease. (`claim::skips_locked_rows`)
+    ///   lease: a store that gets no lock in that time answers [`ErrorKind::Transient`], not applied. (`claim::skips_locked_rows`,
+    ///   `claim::gives_up_on_a_lock`)
     /// - A row that cannot be read is claimed and reported beside the others. (`claim::unreadable_rows`)
     /// - A failed claim has claimed nothing, unless its outcome is unknown. (`claim::a_row_that_cannot_be_written`)
     async fn claim(&self, request: &ClaimRequest) -> Result<Claimed>;
@@ -162,7 +164,8 @@ pub trait Backend: Send + Sync {
     /// - The new lease is the later of the old one and now + `lease`: never shortened. An expired lease that nobody has
     ///   recovered is revived, a missing one set. (`lease::never_shortened`, `lease::revives_an_expired_one`)
     /// - Nothing but the lease changes, the revision least of all. (`lease::changes_nothing_else`)
-    /// - It waits for no row: one that is locked is [`Beat::Busy`] where the store can tell.
+    /// - It waits for no row: one that is locked is [`Beat::Busy`] where the store can tell. With one lock for the whole store it
+    ///   waits for that a third of `lease` at most, and then reports all as busy or fails as [`ErrorKind::Transient`], not applied. (`lease::gives_up_on_a_lock`)
     /// - A failed call has extended nothing, unless its outcome is unknown. (`lease::a_row_that_cannot_be_written`)
     async fn extend_leases(&self, held: &[Held], lease: Lease) -> Result<Vec<Beat>>;
 
@@ -219,6 +222,12 @@ pub trait Backend: Send + Sync {
         let _ = queues;
         pending().await
     }
+
+    /// The contract of durable steps and waits on this store, if it keeps it: it does exactly if
+    /// [`Capabilities::durable_steps`] is declared. (`steps::are_there_as_declared`)
+    fn durable_steps(&self) -> Option<&dyn DurableSteps> {
+        None
+    }
 }
 
 /// What operators need of a store, beyond what workers do.
@@ -257,6 +266,19 @@ pub trait Transactional: Backend {
     /// Begins a transaction, at READ COMMITTED where the store has such levels. (group `transaction`)
     async fn begin(&self) -> Result<Self::Transaction>;
 
+    /// Begins a transaction that is to settle this execution: with [`update_if_current_in`](Self::update_if_current_in), after other writes.
+    ///
+    /// What others write to the row meanwhile, but for a new revision, does not make the transaction fail: a heartbeat above all. Where
+    /// a transaction cannot change what was written since it began, it locks the row at once, so that others wait or pass. An
+    /// execution that is not current is no error here; the update will say so.
+    /// (`transaction::a_heartbeat_does_no_harm`)
+    ///
+    /// The default is [`begin`](Self::begin), which is enough at READ COMMITTED.
+    async fn begin_for(&self, execution: &Execution) -> Result<Self::Transaction> {
+        let _ = execution;
+        self.begin().await
+    }
+
     /// Commits it. (group `transaction`) An error of certainty [`NotApplied`](crate::Certainty::NotApplied) says that nothing of it was kept.
     ///
     /// Not every store tells that it had undone the transaction before, because of an error that nobody heeded: roll back, by
@@ -289,6 +311,8 @@ pub struct Capabilities {
     pub skips_locked_rows: bool,
     /// `wait_for_work` wakes for what is enqueued through the same handle or its clones.
     pub wakes: bool,
+    /// The store keeps [`DurableSteps`] as well.
+    pub durable_steps: bool,
 }
 
 impl Capabilities {
@@ -299,7 +323,13 @@ impl Capabilities {
 impl Default for Capabilities {
     /// Nothing beyond the contract, and a cap of [`DEFAULT_MAX_PAYLOAD`](Self::DEFAULT_MAX_PAYLOAD).
     fn default() -> Self {
-        Self { max_payload: Self::DEFAULT_MAX_PAYLOAD, atomic_batches: false, skips_locked_rows: false, wakes: false }
+        Self {
+            max_payload: Self::DEFAULT_MAX_PAYLOAD,
+            atomic_batches: false,
+            skips_locked_rows: false,
+            wakes: false,
+            durable_steps: false,
+        }
     }
 }
 

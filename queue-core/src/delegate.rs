@@ -11,6 +11,7 @@ use crate::ClaimRequest;
 use crate::Claimed;
 use crate::Count;
 use crate::Delay;
+use crate::DurableSteps;
 use crate::Enqueued;
 use crate::Execution;
 use crate::Fingerprint;
@@ -34,9 +35,9 @@ use crate::WorkerId;
 
 /// Implements [`Backend`] and [`Inspect`] by passing every call on, provided methods included; clippy
 /// refuses one that is left out. `$target` is the expression to call, given `self`; `$waits` the one to wait for work with, if there
-/// is one yet.
+/// is one yet; `$steps` the one for durable steps.
 macro_rules! delegate {
-    ([$($generics:tt)*] [$($inspect:tt)*] $type:ty, |$self:ident| $capabilities:expr, $target:expr, wait for $waits:expr) => {
+    ([$($generics:tt)*] [$($inspect:tt)*] $type:ty, |$self:ident| $capabilities:expr, $target:expr, wait for $waits:expr, steps $steps:expr) => {
         #[async_trait]
         #[deny(clippy::missing_trait_methods)]
         impl<$($generics)*> Backend for $type {
@@ -92,6 +93,10 @@ macro_rules! delegate {
                     None => Ok(()),
                 }
             }
+
+            fn durable_steps(&$self) -> Option<&dyn DurableSteps> {
+                $steps
+            }
         }
 
         #[async_trait]
@@ -113,6 +118,6 @@ macro_rules! delegate {
 }
 pub(crate) use delegate;
 
-delegate!([B: Backend + ?Sized] [B: Inspect + ?Sized] &B, |self| (**self).capabilities(), (**self), wait for Some(&**self));
-delegate!([B: Backend + ?Sized] [B: Inspect + ?Sized] Box<B>, |self| (**self).capabilities(), (**self), wait for Some(&**self));
-delegate!([B: Backend + ?Sized] [B: Inspect + ?Sized] Arc<B>, |self| (**self).capabilities(), (**self), wait for Some(&**self));
+delegate!([B: Backend + ?Sized] [B: Inspect + ?Sized] &B, |self| (**self).capabilities(), (**self), wait for Some(&**self), steps (**self).durable_steps());
+delegate!([B: Backend + ?Sized] [B: Inspect + ?Sized] Box<B>, |self| (**self).capabilities(), (**self), wait for Some(&**self), steps (**self).durable_steps());
+delegate!([B: Backend + ?Sized] [B: Inspect + ?Sized] Arc<B>, |self| (**self).capabilities(), (**self), wait for Some(&**self), steps (**self).durable_steps());

@@ -197,6 +197,11 @@ pub fn id_reused(id: JobId) -> Error {
     Error::not_applied(ErrorKind::IdReused, format!("job {id} exists with other content"))
 }
 
+/// The error for a successor whose unique key another job has; see [`DurableSteps::hand_over`](crate::DurableSteps::hand_over).
+pub fn key_taken(successor: &NewJob, existing: JobId) -> Error {
+    Error::invalid(format!("job {}: job {existing} is active and has its unique key", successor.id))
+}
+
 /// What became of a job that was enqueued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]

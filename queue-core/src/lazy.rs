@@ -55,4 +55,42 @@ impl<B> fmt::Debug for LazyBackend<B> {
 
 // Waiting does not connect: a worker leaves that future alone while it claims, and the claim would wait for a connection that nobody
 // makes. Until there is one it resolves at once, so that the worker claims.
-crate::delegate::delegate!([B: Backend] [B: Inspect] LazyBackend<B>, |self| self.capabilities, self.connected().await?, wait for self.connected.get());
+crate::delegate::delegate!([B: Backend] [B: Inspect] LazyBackend<B>, |self| self.capabilities, self.connected().await?, wait for self.connected.get(), steps self.capabilities.durable_steps.then_some(self as &dyn DurableSteps));
+
+impl<B: Backend> LazyBackend<B> {
+    async fn connected_steps(&self) -> Result<&dyn DurableSteps> {
+        let missing = || {
+            let message = "the backend that was connected has no durable steps, though they are declared";
+            Error::not_applied(ErrorKind::Unsupported, message)
+        };
+        self.connected().await?.durable_steps().ok_or_else(missing)
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl<B: Backend> DurableSteps for LazyBackend<B> {
+    async fn steps(&self, id: JobId) -> Result<Vec<Step>> {
+        self.connected_steps().await?.steps(id).await
+    }
+
+    async fn write_step(&self, write: &StepWrite) -> Result<Stepped> {
+        self.connected_steps().await?.write_step(write).await
+    }
+
+    async fn hand_over(&self, update: &UpdateRequest, successor: &NewJob) -> Result<(Update, Option<Enqueued>)> {
+        self.connected_steps().await?.hand_over(update, successor).await
+    }
+
+    async fn emit(&self, event: &NewEvent) -> Result<Emitted> {
+        self.connected_steps().await?.emit(event).await
+    }
+
+    async fn time_out_waits(&self, limit: Limit) -> Result<Vec<JobId>> {
+        self.connected_steps().await?.time_out_waits(limit).await
+    }
+
+    async fn purge_events(&self, limit: Limit) -> Result<u64> {
+        self.connected_steps().await?.purge_events(limit).await
+    }
+}

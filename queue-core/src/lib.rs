@@ -22,6 +22,8 @@
 //! | conflict | the job is no longer what a decision was based on: [`Conflict`] |
 //! | stale | held with a lease that has run out: [`Backend::stale`] |
 //! | recover | to put a stale job back: [`recover_stale`] |
+//! | step | what a job did under a name, kept for when it runs again: [`DurableSteps`] |
+//! | wait, event | a step whose value comes from outside: [`DurableSteps::emit`] |
 //!
 //! # What is not promised
 //!
@@ -43,6 +45,7 @@ mod patch;
 mod recovery;
 mod schema;
 mod state;
+mod steps;
 mod time;
 mod transition;
 mod transitioner;
@@ -84,6 +87,7 @@ pub use job::NewJob;
 pub use job::Priority;
 pub use job::check_new_jobs;
 pub use job::id_reused;
+pub use job::key_taken;
 pub use json::Json;
 pub use lazy::LazyBackend;
 pub use memory::MemoryBackend;
@@ -103,6 +107,26 @@ pub use recovery::recover_stale;
 pub use recovery::release_orphans;
 pub use schema::SchemaVersion;
 pub use state::JobState;
+pub use steps::DurableSteps;
+pub use steps::Emitted;
+pub use steps::HandOver;
+pub use steps::NewEvent;
+pub use steps::NewWait;
+pub use steps::Step;
+pub use steps::StepAction;
+pub use steps::StepColumns;
+pub use steps::StepError;
+pub use steps::StepPlan;
+pub use steps::StepState;
+pub use steps::StepWrite;
+pub use steps::Stepped;
+pub use steps::Suspended;
+pub use steps::Suspension;
+pub use steps::Wait;
+pub use steps::begin_step;
+pub use steps::finish_step;
+pub use steps::unreadable_event;
+pub use steps::unreadable_step;
 pub use time::ClockOffset;
 pub use time::Delay;
 pub use time::Lease;

@@ -1,5 +1,7 @@
 //! The contract in memory: the reference that other backends are compared with, and a store for unit tests.
 
+mod steps;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -33,6 +35,8 @@ use crate::*;
 #[derive(Clone, Debug, Default)]
 pub struct MemoryBackend {
     rows: Arc<Mutex<Rows>>,
+    /// By key. Whoever locks both locks this first.
+    events: Arc<Mutex<BTreeMap<Name, steps::Kept>>>,
     fixed: Option<Timestamp>,
     offset: ClockOffset,
     max_payload: Option<usize>,
@@ -48,6 +52,8 @@ pub type Rows = BTreeMap<JobId, MemoryRow>;
 pub struct MemoryRow {
     /// The job.
     pub job: Job,
+    /// Its steps, by name.
+    pub steps: BTreeMap<Name, Step>,
     /// Reading the row's data fails, while its lifecycle part can be read.
     pub broken: bool,
     /// The row has a state that this version does not know.
@@ -60,7 +66,7 @@ pub struct MemoryRow {
 
 impl From<Job> for MemoryRow {
     fn from(job: Job) -> Self {
-        Self { job, broken: false, foreign_state: false, poisoned: false, locked: false }
+        Self { job, steps: BTreeMap::new(), broken: false, foreign_state: false, poisoned: false, locked: false }
     }
 }
 
@@ -150,6 +156,7 @@ impl Backend for MemoryBackend {
             atomic_batches: true,
             skips_locked_rows: true,
             wakes: true,
+            durable_steps: true,
         }
     }
 
@@ -161,23 +168,10 @@ impl Backend for MemoryBackend {
         check_new_jobs(jobs, &self.capabilities())?;
         let mut rows = self.lock();
         for (index, job) in jobs.iter().enumerate() {
-            if rows.get(&job.id).is_some_and(|row| !job.repeats(&row.job)) {
-                return Err(id_reused(job.id).at_index(index));
-            }
+            refuse_reused(&rows, job).map_err(|error| error.at_index(index))?;
         }
         let now = self.now();
-        let mut outcomes = Vec::with_capacity(jobs.len());
-        for job in jobs {
-            let holder = holder_of_key(&rows, job.id, &job.queue, job.unique_key.as_ref());
-            outcomes.push(match (rows.get(&job.id), holder) {
-                (Some(_), _) => Enqueued::Existing(job.id),
-                (None, Some(existing)) => Enqueued::Duplicate { existing },
-                (None, None) => {
-                    rows.insert(job.id, job.clone().into_job(now).into());
-                    Enqueued::New(job.id)
-                }
-            });
-        }
+        let outcomes = jobs.iter().map(|job| enqueue_row(&mut rows, job, now)).collect();
         drop(rows);
         self.signal.notify();
         Ok(outcomes)
@@ -292,6 +286,10 @@ impl Backend for MemoryBackend {
         self.signal.wait().await;
         Ok(())
     }
+
+    fn durable_steps(&self) -> Option<&dyn DurableSteps> {
+        Some(self)
+    }
 }
 
 /// Another active job of the queue that has this key.
@@ -301,6 +299,26 @@ fn holder_of_key(rows: &Rows, id: JobId, queue: &Name, key: Option<&UniqueKey>) 
         row.is_active() && row.job.id() != id && row.job.unique_key.as_ref() == Some(key) && row.job.queue == *queue
     };
     rows.values().find(has_key).map(|row| row.job.id())
+}
+
+fn refuse_reused(rows: &Rows, job: &NewJob) -> Result<()> {
+    match rows.get(&job.id) {
+        Some(row) if !job.repeats(&row.job) => Err(id_reused(job.id)),
+        _ => Ok(()),
+    }
+}
+
+/// Stores a job whose id is not another's.
+fn enqueue_row(rows: &mut Rows, job: &NewJob, now: Timestamp) -> Enqueued {
+    let holder = holder_of_key(rows, job.id, &job.queue, job.unique_key.as_ref());
+    match (rows.get(&job.id), holder) {
+        (Some(_), _) => Enqueued::Existing(job.id),
+        (None, Some(existing)) => Enqueued::Duplicate { existing },
+        (None, None) => {
+            rows.insert(job.id, job.clone().into_job(now).into());
+            Enqueued::New(job.id)
+        }
+    }
 }
 
 fn update_row(rows: &mut Rows, update: &UpdateRequest, now: Timestamp) -> Result<Update> {

@@ -156,6 +156,25 @@ impl JobId {
         Self(Uuid::now_v7())
     }
 
+    /// The id of a job that this one enqueues under a name: the same every time, and sorted beside this one. It is of version 8, which is
+    /// free for uses like this: whoever ends the job knows by it, without asking the store, that somebody is to be told.
+    pub fn child(&self, name: &str) -> Self {
+        const REST: u128 = (1 << 80) - 1;
+        let named = Uuid::new_v5(&self.0, name.as_bytes()).as_u128();
+        let bits = (self.0.as_u128() & !REST) | (named & REST);
+        Self(
+            uuid::Builder::from_u128(bits)
+                .with_version(uuid::Version::Custom)
+                .with_variant(uuid::Variant::RFC4122)
+                .into_uuid(),
+        )
+    }
+
+    /// Whether it is an id of version 8.
+    pub fn is_child(&self) -> bool {
+        self.0.get_version() == Some(uuid::Version::Custom)
+    }
+
     /// The UUID.
     pub fn as_uuid(&self) -> Uuid {
         self.0
@@ -274,6 +293,16 @@ impl fmt::Display for Identifier {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn children_are_known_by_their_ids() {
+        let (parent, other) = (JobId::new(), JobId::new());
+        assert_eq!(parent.child("a"), parent.child("a"));
+        let ids = [parent, parent.child("a"), parent.child("b"), other.child("a"), parent.child("a").child("a")];
+        assert_eq!(ids.iter().collect::<std::collections::BTreeSet<_>>().len(), 5, "all differ: {ids:?}");
+        assert_eq!(ids.map(|id| id.is_child()), [false, true, true, true, true]);
+        assert_eq!(parent.as_uuid().as_bytes()[..6], parent.child("a").as_uuid().as_bytes()[..6], "side by side");
+    }
 
     #[test]
     fn names_are_checked_when_they_are_made() {

@@ -5,6 +5,7 @@ use crate::Error;
 use crate::Execution;
 use crate::Failure;
 use crate::FailureText;
+use crate::Fingerprint;
 use crate::Job;
 use crate::JobState;
 use crate::Json;
@@ -87,6 +88,23 @@ impl<T> Change<T> {
 }
 
 impl Patch {
+    /// Changes nothing: for a write that only checks, and locks, the row of this fingerprint.
+    pub fn keep(current: &Fingerprint) -> Self {
+        Self {
+            revision: None,
+            state: current.state,
+            attempt: current.attempt,
+            available: None,
+            clear_claim: false,
+            attempted_at: Change::Keep,
+            lease: Change::Keep,
+            finished_at: Change::Keep,
+            result: Change::Keep,
+            failure: None,
+            payload: None,
+        }
+    }
+
     /// Refuses what is over the store's cap. Every backend calls it before it writes.
     ///
     /// # Errors

@@ -143,6 +143,11 @@ impl Delay {
         span("delay", millis, 0).map(Self)
     }
 
+    /// A span of this many hours, of which a thousand years have eight million.
+    pub const fn from_hours(hours: u16) -> Self {
+        Self(hours as i64 * 3_600_000)
+    }
+
     /// The span of this duration, held at [`MAX`](Self::MAX): for computed delays such as a backoff.
     pub fn saturating(duration: Duration) -> Self {
         Self(whole_millis(duration).min(LONGEST_MILLIS))

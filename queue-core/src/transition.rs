@@ -26,6 +26,8 @@ use crate::When;
 /// | complete | running | completed | |
 /// | retry | running | waiting, or failed when the attempts are used up | |
 /// | fail | running | failed | |
+/// | suspend | running | suspended | given back |
+/// | wake | suspended | waiting, due now | |
 /// | snooze | running, claimed, waiting | waiting | given back if running |
 /// | release | claimed, running | waiting, due now | given back if running |
 /// | recover | claimed with a lease | waiting, due now | |
@@ -69,6 +71,15 @@ pub enum Transition {
         /// Until when.
         available: When,
     },
+    /// The holder gives the job up until an event comes; [`DurableSteps::write_step`](crate::DurableSteps::write_step) writes it together
+    /// with what the job waits for.
+    Suspend {
+        /// Until when at most.
+        until: When,
+    },
+    /// What the job waits for has come; or somebody wants it to look again, and it will wait again, until the same time, for what
+    /// has not.
+    Wake,
     /// The holder gives the job back untouched: at shutdown, or when it knows no handler.
     Release,
     /// The lease has run out: whoever sees it puts the job back. Refused by the store if the lease is
@@ -122,6 +133,8 @@ impl Transition {
             Self::Complete { .. } => "complete",
             Self::Retry { .. } => "retry",
             Self::Fail { .. } => "fail",
+            Self::Suspend { .. } => "suspend",
+            Self::Wake => "wake",
             Self::Snooze { .. } => "snooze",
             Self::Release => "release",
             Self::Recover => "recover",
@@ -143,9 +156,12 @@ impl Transition {
         let leased = seen.lease_expires_at.is_some();
         let allowed = match self {
             Self::Start { .. } => seen.state == Claimed,
-            Self::Progress { .. } | Self::Complete { .. } | Self::Retry { .. } | Self::Fail { .. } => {
-                seen.state == Running
-            }
+            Self::Progress { .. }
+            | Self::Complete { .. }
+            | Self::Retry { .. }
+            | Self::Fail { .. }
+            | Self::Suspend { .. } => seen.state == Running,
+            Self::Wake => seen.state == Suspended,
             Self::Snooze { .. } => matches!(seen.state, Running | Claimed | Waiting),
             Self::Release => seen.state.is_held(),
             Self::Recover => seen.state.is_held() && leased,
@@ -169,6 +185,8 @@ impl Transition {
             }
             Self::Retry { error, available } => attempt_failed(seen, error.clone(), *available),
             Self::Fail { error } => Patch { failure: Some(NewFailure::of(seen, error.clone())), ..ended(seen, Failed) },
+            Self::Suspend { until } => Patch { state: Suspended, attempt: given_back(seen), ..waiting(seen, *until) },
+            Self::Wake => waiting(seen, When::Now),
             Self::Snooze { available } => Patch { attempt: given_back(seen), ..waiting(seen, *available) },
             Self::Release => Patch { attempt: given_back(seen), ..waiting(seen, When::Now) },
             Self::Recover if seen.state == Running => attempt_failed(seen, "lease expired".into(), When::Now),
@@ -203,19 +221,7 @@ impl Transition {
 }
 
 fn unchanged(seen: &Execution, state: JobState) -> Patch {
-    Patch {
-        revision: Some(Revision::random()),
-        state,
-        attempt: seen.attempt,
-        available: None,
-        clear_claim: false,
-        attempted_at: Change::Keep,
-        lease: Change::Keep,
-        finished_at: Change::Keep,
-        result: Change::Keep,
-        failure: None,
-        payload: None,
-    }
+    Patch { revision: Some(Revision::random()), state, ..Patch::keep(&seen.fingerprint()) }
 }
 
 /// Held by nobody: every trace of the claim and of an ending goes.

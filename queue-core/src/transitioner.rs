@@ -34,7 +34,12 @@ impl Decision {
     pub fn new(seen: &Execution, transition: &Transition) -> Result<Self, IllegalTransition> {
         let request =
             UpdateRequest { id: seen.id, current: transition.fingerprint(seen), patch: transition.plan(seen)? };
-        Ok(Self { seen: seen.clone(), transition: transition.name(), request, may_have_applied: false })
+        Ok(Self::of(seen, transition.name(), request))
+    }
+
+    /// A compare-and-update that is no move of a job's life.
+    pub(crate) fn of(seen: &Execution, transition: &'static str, request: UpdateRequest) -> Self {
+        Self { seen: seen.clone(), transition, request, may_have_applied: false }
     }
 
     /// What the decision was based on.
@@ -52,7 +57,20 @@ impl Decision {
         &self.request
     }
 
-    fn judge(&mut self, answer: Result<Update, Error>) -> Result<Settled, TransitionError> {
+    /// Awaits a call that submits it. If that is dropped, it may have applied.
+    pub(crate) async fn send<'a, T, F>(&'a mut self, call: impl FnOnce(&'a UpdateRequest) -> F) -> T
+    where
+        F: Future<Output = T>,
+    {
+        let Self { request, may_have_applied, .. } = self;
+        // Stays so if this future is dropped.
+        let before = std::mem::replace(may_have_applied, true);
+        let answer = call(request).await;
+        *may_have_applied = before;
+        answer
+    }
+
+    pub(crate) fn judge(&mut self, answer: Result<Update, Error>) -> Result<Settled, TransitionError> {
         let id = self.seen.id;
         let settled = match answer {
             Ok(Update::Applied(execution)) => Ok(Settled::Applied(execution)),
@@ -210,12 +228,7 @@ impl<'a, B: Backend + ?Sized> Transitioner<'a, B> {
     }
 
     async fn update(&self, decision: &mut Decision) -> Result<Update, Error> {
-        let UpdateRequest { id, current, patch } = &decision.request;
-        // Stays so if this future is dropped.
-        let before = std::mem::replace(&mut decision.may_have_applied, true);
-        let answer = self.backend.update_if_current(*id, current, patch).await;
-        decision.may_have_applied = before;
-        answer
+        decision.send(|UpdateRequest { id, current, patch }| self.backend.update_if_current(*id, current, patch)).await
     }
 
     /// Submits a decision in the caller's transaction: it holds if that commits. After any error, a conflict too, roll back.

@@ -34,6 +34,8 @@ fn moves() -> Vec<Transition> {
         Transition::Complete { result: None },
         Transition::Retry { error: "e".into(), available: later },
         Transition::Fail { error: "e".into() },
+        Transition::Suspend { until: later },
+        Transition::Wake,
         Transition::Snooze { available: later },
         Transition::Release,
         Transition::Recover,
@@ -55,6 +57,8 @@ fn table(transition: &str, from: JobState, attempt: u32, leased: bool) -> Option
         ("retry", Running) if used_up => Some((Failed, attempt)),
         ("retry", Running) => Some((Waiting, attempt)),
         ("fail", Running) => Some((Failed, attempt)),
+        ("suspend", Running) => Some((Suspended, attempt - 1)),
+        ("wake", Suspended) => Some((Waiting, attempt)),
         ("snooze" | "release", Running) => Some((Waiting, attempt - 1)),
         ("snooze" | "release", Claimed) => Some((Waiting, attempt)),
         ("snooze", Waiting) => Some((Waiting, attempt)),
@@ -106,7 +110,7 @@ fn a_move_writes_by_where_it_leads() {
                 let edits = matches!(transition, Transition::Replace { .. });
                 assert_eq!(patch.payload.is_some(), edits, "{cell}: no lifecycle move touches the payload");
                 match patch.state {
-                    JobState::Waiting if !edits => {
+                    JobState::Waiting | JobState::Suspended if !edits => {
                         assert!(patch.clear_claim && patch.available.is_some(), "{cell}");
                         let cleared = (patch.attempted_at, patch.lease, patch.finished_at, patch.result);
                         assert_eq!(cleared, (Change::Clear, Change::Clear, Change::Clear, Change::Clear), "{cell}");

@@ -23,6 +23,7 @@ use super::kind::KindOptions;
 use super::layer::Layer;
 use super::layer::Next;
 use crate::BuildError;
+use crate::DurableContext;
 use crate::JobArgs;
 use crate::JobContext;
 use crate::NotDone;
@@ -208,7 +209,33 @@ impl WorkerBuilder {
         T: Serialize + Send,
     {
         self.default_queues.insert(A::QUEUE);
-        self.handlers.push((A::KIND, Registered { handler: handler::erase(handler), options }));
+        self.handlers.push((A::KIND, Registered { handler: handler::erase(handler), durable: false, options }));
+        self
+    }
+
+    /// The handler of a kind whose jobs keep what they have done and wait for events; see [`DurableContext`]. The store must keep
+    /// [`DurableSteps`](queue_core::DurableSteps), as all of this library's do.
+    pub fn register_durable<A, F, Fut, T>(self, handler: F) -> Self
+    where
+        A: JobArgs,
+        F: Fn(DurableContext, A) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<T, NotDone>> + Send,
+        T: Serialize + Send,
+    {
+        self.register_durable_with(KindOptions::new(), handler)
+    }
+
+    /// The same for a kind with a timeout or a retry policy of its own. A timeout is that of one run, not of the whole with its waits.
+    pub fn register_durable_with<A, F, Fut, T>(mut self, options: KindOptions, handler: F) -> Self
+    where
+        A: JobArgs,
+        F: Fn(DurableContext, A) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<T, NotDone>> + Send,
+        T: Serialize + Send,
+    {
+        let handler = handler::erase(move |context, args| handler(DurableContext::new(context), args));
+        self.default_queues.insert(A::QUEUE);
+        self.handlers.push((A::KIND, Registered { handler, durable: true, options }));
         self
     }
 
@@ -236,6 +263,12 @@ impl WorkerBuilder {
         }
         if self.prefetch > MAX_CONCURRENCY {
             return Err(BuildError::TooMany { what: "prefetch", value: self.prefetch, max: MAX_CONCURRENCY });
+        }
+        let durable = self.handlers.iter().find(|(_, kind)| kind.durable);
+        if let Some((kind, _)) = durable
+            && self.backend.durable_steps().is_none()
+        {
+            return Err(BuildError::NoDurableSteps { kind: (*kind).to_owned() });
         }
         let config = Config {
             name: self.name.parse().map_err(invalid("worker name"))?,

@@ -15,6 +15,7 @@ use queue_core::Transitioner;
 use serde::Serialize;
 
 use super::JobContext;
+use super::report::Counted;
 use crate::QueueError;
 
 /// A transaction in which a handler writes what is the application's and completes its job; made by [`JobContext::begin`].
@@ -83,7 +84,7 @@ impl<'c, B: Transactional + ?Sized> JobTransaction<'c, B> {
                 return Err(error.into());
             }
         }
-        context.claim.recorded();
+        context.claim.recorded(Counted::Completed);
         Ok(())
     }
 }

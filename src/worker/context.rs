@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 use std::time::Instant;
 
 use queue_core::Decision;
@@ -10,14 +11,17 @@ use queue_core::Inspect;
 use queue_core::JobId;
 use queue_core::Json;
 use queue_core::Name;
+use queue_core::Priority;
 use queue_core::Transactional;
 use queue_core::Transition;
 use queue_core::Transitioner;
+use queue_core::UniqueKey;
 use serde::Serialize;
 
 use super::cancel::CancelToken;
 use super::completion::JobTransaction;
 use super::held::Claim;
+use super::overdue::Alarm;
 use crate::Queue;
 use crate::QueueError;
 
@@ -27,24 +31,17 @@ pub struct JobContext {
     /// No more of the worker, so that a context which outlives it keeps no handler alive.
     pub(super) backend: Arc<dyn Inspect>,
     pub(super) claim: Arc<Claim>,
-    token: CancelToken,
-    queue: Name,
-    kind: Name,
-    deadline: Option<Instant>,
+    pub(super) alarm: Arc<Alarm>,
+    pub(super) token: CancelToken,
+    pub(super) queue: Name,
+    pub(super) kind: Name,
+    pub(super) priority: Priority,
+    pub(super) unique_key: Option<UniqueKey>,
+    pub(super) deadline: Option<Instant>,
+    pub(super) lease: Duration,
 }
 
 impl JobContext {
-    pub(super) fn new(
-        backend: Arc<dyn Inspect>,
-        claim: Arc<Claim>,
-        queue: Name,
-        kind: Name,
-        deadline: Option<Instant>,
-    ) -> Self {
-        let token = claim.token();
-        Self { backend, claim, token, queue, kind, deadline }
-    }
-
     /// The job.
     pub fn id(&self) -> JobId {
         self.execution().id
@@ -94,6 +91,9 @@ impl JobContext {
     /// Begins a transaction of the queue's store in which the handler writes what is the application's, and then completes the job:
     /// both are there, or neither. See [`JobTransaction`].
     ///
+    /// Be brief: while it is open the lease may not be renewed (MongoDB, SQLite), and nothing else of this job can be written there, such as
+    /// [`progress`](Self::progress) or a step: that would wait in vain.
+    ///
     /// # Errors
     ///
     /// A failure of the store.
@@ -102,7 +102,7 @@ impl JobContext {
         queue: &Queue<B>,
     ) -> Result<JobTransaction<'_, B>, QueueError> {
         let backend = Arc::clone(queue.backend());
-        let transaction = backend.begin().await?;
+        let transaction = backend.begin_for(self.execution()).await?;
         Ok(JobTransaction::new(self, backend, transaction))
     }
 

@@ -23,6 +23,8 @@ pub(super) type Handler = Arc<dyn Fn(JobContext, Json) -> Running + Send + Sync>
 #[derive(Clone)]
 pub(super) struct Registered {
     pub(super) handler: Handler,
+    /// Whether it needs durable steps.
+    pub(super) durable: bool,
     pub(super) options: KindOptions,
 }
 

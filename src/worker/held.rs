@@ -16,6 +16,7 @@ use tokio::time::Instant;
 use super::cancel::CancelReason;
 use super::cancel::CancelSource;
 use super::cancel::CancelToken;
+use super::report::Counted;
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Nothing under these locks can panic halfway.
@@ -57,8 +58,8 @@ enum Settling {
     Writing(Instant),
     /// The settler has it.
     Since(Instant),
-    /// By its handler, in a transaction of its own.
-    Recorded,
+    /// By its handler, and how it counts.
+    Recorded(Counted),
 }
 
 impl Claim {
@@ -126,12 +127,20 @@ impl Claim {
     }
 
     /// The handler has recorded the outcome.
-    pub(super) fn recorded(&self) {
-        self.settling.send_replace(Settling::Recorded);
+    pub(super) fn recorded(&self, what: Counted) {
+        self.settling.send_replace(Settling::Recorded(what));
     }
 
-    pub(super) fn is_recorded(&self) -> bool {
-        matches!(*self.settling.borrow(), Settling::Recorded)
+    pub(super) fn is_writing(&self) -> bool {
+        matches!(*self.settling.borrow(), Settling::Writing(_))
+    }
+
+    /// What the handler has recorded.
+    pub(super) fn recorded_as(&self) -> Option<Counted> {
+        match *self.settling.borrow() {
+            Settling::Recorded(what) => Some(what),
+            _ => None,
+        }
     }
 
     /// Whether heartbeats go on: an outcome that cannot be recorded is covered for so long.
@@ -145,7 +154,7 @@ impl Claim {
             Settling::Not => None,
             Settling::Writing(since) | Settling::Since(since) => Some(since.elapsed()),
             // Its lease has gone with it.
-            Settling::Recorded => Some(Duration::MAX),
+            Settling::Recorded(_) => Some(Duration::MAX),
         }
     }
 }

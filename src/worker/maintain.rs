@@ -6,7 +6,6 @@ use std::sync::atomic::Ordering;
 use queue_core::Delay;
 use queue_core::Error;
 use queue_core::JobId;
-use queue_core::JobState;
 use queue_core::Limit;
 use queue_core::Sweep;
 use queue_core::recover_stale;
@@ -25,10 +24,14 @@ const PAGE: usize = 200;
 /// How many old jobs one statement deletes, and how many statements one round makes: few, so that nobody waits for them. What
 /// is left then has its turn in the next round.
 const PURGE: usize = 500;
-const PURGES: u32 = 20;
+const PURGES: usize = 20;
+
+/// In every how many rounds old events are looked for: nobody waits for their end.
+const EVENTS: u32 = 10;
 
 pub(super) async fn run(shared: Arc<Shared>) {
     let Ok(page) = Limit::new(PAGE) else { return };
+    let mut until_events = EVENTS;
     loop {
         // With jitter, so that the workers of a fleet take turns.
         sleep(shared.config.heartbeat.mul_f64(0.5 + 0.5 * fastrand::f64())).await;
@@ -45,36 +48,49 @@ pub(super) async fn run(shared: Arc<Shared>) {
                 for execution in &sweep.recovered {
                     tracing::warn!(name: "worker.recovered", { job.id = %execution.id, now = %execution }, "a stale job was put back");
                 }
+                let ended = sweep.recovered.iter().filter(|execution| execution.state.is_final());
+                shared.announcer.ended(&shared.backend, ended.map(|execution| execution.id));
                 log("stale", &sweep);
             }
             Err(error) => failed(&error),
         }
         orphans(&shared, page, grace(&shared), |id| is_held(&shared, id)).await;
         for (state, age) in &shared.config.retention {
-            purge(&shared, *state, *age).await;
+            let purged = purge(&shared, state.as_str(), |batch| shared.backend.purge(*state, *age, batch)).await;
+            shared.count(Counted::Purged, purged);
+        }
+        until_events = until_events.saturating_sub(1);
+        if let Some(steps) = shared.backend.durable_steps()
+            && until_events == 0
+        {
+            let purged = purge(&shared, "events", |batch| steps.purge_events(batch)).await;
+            // Where that was not enough, sooner.
+            until_events = if purged < PURGE * PURGES { EVENTS } else { 1 };
         }
     }
 }
 
-/// Deletes what has ended long ago.
-async fn purge(shared: &Shared, state: JobState, age: Delay) {
-    let Ok(batch) = Limit::new(PURGE) else { return };
+/// Deletes what is old, and answers how much.
+async fn purge<F: Future<Output = Result<u64, Error>>>(shared: &Shared, what: &str, old: impl Fn(Limit) -> F) -> usize {
+    let Ok(batch) = Limit::new(PURGE) else { return 0 };
+    let mut all = 0;
     for _ in 0..PURGES {
-        let purged = timeout(shared.config.lease.duration(), shared.backend.purge(state, age, batch)).await;
+        let purged = timeout(shared.config.lease.duration(), old(batch)).await;
         match purged.unwrap_or_else(|_| Err(no_answer())) {
             Ok(purged) => {
                 let purged = usize::try_from(purged).unwrap_or(usize::MAX);
-                shared.count(Counted::Purged, purged);
+                all += purged;
                 if purged < PURGE {
-                    return;
+                    break;
                 }
             }
             Err(error) => {
-                tracing::warn!(name: "worker.purge_failed", %state, %error, "old jobs could not be deleted, the next round follows");
-                return;
+                tracing::warn!(name: "worker.purge_failed", what, %error, "what is old could not be deleted, the next round follows");
+                break;
             }
         }
     }
+    all
 }
 
 /// Gives back what was claimed for this worker longer than `grace` ago and is not held.

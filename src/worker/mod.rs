@@ -1,9 +1,11 @@
 //! Running jobs: one loop per file.
 
+mod announce;
 mod builder;
 mod cancel;
 mod completion;
 mod context;
+mod durable;
 mod fetch;
 mod handler;
 mod heartbeat;
@@ -13,6 +15,7 @@ mod layer;
 mod maintain;
 mod metrics;
 mod outcome;
+mod overdue;
 mod report;
 mod reserve;
 mod retry_policy;
@@ -47,6 +50,9 @@ pub use cancel::CancelReason;
 pub use cancel::CancelToken;
 pub use completion::JobTransaction;
 pub use context::JobContext;
+pub use durable::Child;
+pub use durable::ChildOutcome;
+pub use durable::DurableContext;
 pub use kind::KindOptions;
 pub use layer::Next;
 pub use outcome::NotDone;
@@ -56,12 +62,14 @@ pub use retry_policy::RetryPolicy;
 use crate::JobArgs;
 use crate::Queue;
 use crate::QueueError;
+use announce::Announcer;
 use builder::Config;
 use fetch::Fetch;
 use handler::Handlers;
 use held::Claim;
 use held::HeldJobs;
 use layer::Layer;
+use overdue::Alarm;
 use report::Counted;
 
 /// Claims jobs, runs their handlers and records how they went, until it is told to stop.
@@ -88,6 +96,8 @@ struct Shared {
     handlers: Handlers,
     layers: Vec<Layer>,
     held: HeldJobs,
+    alarm: Arc<Alarm>,
+    announcer: Announcer,
     /// Since when a claim has been waiting for its answer.
     claiming: Mutex<Option<Instant>>,
     /// The last heartbeat failed: what looks stale may be this worker's own.
@@ -129,6 +139,8 @@ impl Worker {
                 handlers,
                 layers,
                 held: HeldJobs::default(),
+                alarm: Arc::default(),
+                announcer: Announcer::default(),
                 claiming: Mutex::default(),
                 unrenewed: AtomicBool::new(false),
                 report: Mutex::default(),
@@ -156,7 +168,7 @@ impl Worker {
                 claim.cancel(reason);
             }
             let transition = run::attempt(shared, &claim, job).await;
-            if claim.is_recorded() {
+            if claim.recorded_as().is_some() {
                 continue;
             }
             Transitioner::new(&*shared.backend).apply(claim.execution(), &transition).await?;
@@ -201,6 +213,9 @@ impl Worker {
         let mut loops = JoinSet::new();
         loops.spawn(heartbeat::run(Arc::clone(&shared)));
         loops.spawn(maintain::run(Arc::clone(&shared)));
+        if shared.backend.durable_steps().is_some() {
+            loops.spawn(overdue::run(Arc::clone(&shared)));
+        }
         // Handlers take their room before they run, so that none waits with its outcome: as many again as are running.
         let concurrency: usize = shared.config.queues.iter().map(|(_, concurrency)| concurrency).sum();
         let (results, inbox) = mpsc::channel(concurrency.saturating_mul(2));
@@ -232,6 +247,7 @@ impl Worker {
             shutdown::drain(&shared, &mut fetch, stopped, hurried).await;
             close.send_replace(true);
             shutdown::flush(&shared, settled).await;
+            shared.announcer.flush(shared.config.lease.duration() / 3).await;
             // By now nothing is held but what is given up.
             maintain::last_orphans(&shared).await;
         });

@@ -30,10 +30,21 @@ pub struct NotDone(pub(super) Verdict);
 
 #[derive(Debug)]
 pub(super) enum Verdict {
-    Retry { error: String, after: Option<Duration> },
-    Fail { error: String },
-    Snooze { after: Duration },
-    Cancel { reason: String },
+    Retry {
+        error: String,
+        after: Option<Duration>,
+    },
+    Fail {
+        error: String,
+    },
+    Snooze {
+        after: Duration,
+    },
+    Cancel {
+        reason: String,
+    },
+    /// The job waits: it is recorded already.
+    Suspended,
 }
 
 impl NotDone {
@@ -55,6 +66,17 @@ impl NotDone {
     /// Not yet: the job is put off and the attempt given back.
     pub fn snooze(after: Duration) -> Self {
         Self(Verdict::Snooze { after })
+    }
+
+    /// The job waits, which is recorded.
+    pub(super) fn suspended() -> Self {
+        Self(Verdict::Suspended)
+    }
+
+    /// Whether it is no failure but a wait, of a handler with steps: the job is suspended already, and what is returned instead of
+    /// this counts for nothing.
+    pub fn is_suspended(&self) -> bool {
+        matches!(self.0, Verdict::Suspended)
     }
 
     /// The job is not wanted any more.

@@ -17,6 +17,8 @@ pub(super) enum Counted {
     Unrecorded,
     Recovered,
     Purged,
+    Suspended,
+    WaitsTimedOut,
 }
 
 #[cfg(feature = "metrics")]
@@ -38,6 +40,8 @@ impl Counted {
             Self::Unrecorded => "unrecorded",
             Self::Recovered => "recovered",
             Self::Purged => "purged",
+            Self::Suspended => "suspended",
+            Self::WaitsTimedOut => "wait_timed_out",
         }
     }
 }
@@ -74,6 +78,10 @@ pub struct Report {
     pub recovered: u64,
     /// Ended jobs that were deleted because they were old.
     pub purged: u64,
+    /// Jobs that were suspended because their handlers wait for something.
+    pub suspended: u64,
+    /// Waits, of any worker's jobs, that ended because their time was over.
+    pub waits_timed_out: u64,
     /// Claims still held when the worker ended: their leases recover them.
     pub left: u64,
 }
@@ -95,6 +103,8 @@ impl Report {
             Counted::Unrecorded => &mut self.unrecorded,
             Counted::Recovered => &mut self.recovered,
             Counted::Purged => &mut self.purged,
+            Counted::Suspended => &mut self.suspended,
+            Counted::WaitsTimedOut => &mut self.waits_timed_out,
         } += by;
     }
 }

@@ -63,28 +63,37 @@ pub(super) async fn job(
         return;
     }
     let transition = attempt(&shared, &claim, job).await;
-    // The handler may have left one to a task of its own.
-    claim.written().await;
-    if claim.is_recorded() {
-        return completed(&shared, &claim);
-    }
-    if let Some(pending) = Pending::new(&shared, claim, &transition) {
-        room.send(pending);
+    loop {
+        // The handler may have left one to a task of its own.
+        claim.written().await;
+        if let Some(what) = claim.recorded_as() {
+            return recorded(&shared, &claim, what);
+        }
+        if let Some(pending) = Pending::new(&shared, Arc::clone(&claim), &transition) {
+            room.send(pending);
+            return;
+        }
+        if !claim.is_writing() {
+            return;
+        }
     }
 }
 
 /// The handler has recorded its outcome by itself.
-pub(super) fn completed(shared: &Shared, claim: &Arc<Claim>) {
-    if shared.held.remove(claim) {
-        shared.count(Counted::Completed, 1);
+pub(super) fn recorded(shared: &Shared, claim: &Arc<Claim>, what: Counted) {
+    // It may have been claimed anew by this very worker before the handler ended.
+    shared.held.remove(claim);
+    shared.count(what, 1);
+    if what == Counted::Completed {
+        shared.announcer.ended(&shared.backend, [claim.execution().id]);
     }
 }
 
 /// Runs the handler to its end, and answers what is to become of the job.
 pub(super) async fn attempt(shared: &Arc<Shared>, claim: &Arc<Claim>, job: Job) -> Transition {
     metrics::waited(&job);
-    let Job { queue, kind, payload, .. } = job;
-    let Some(Registered { handler, options }) = shared.handlers.get(&kind).cloned() else {
+    let Job { queue, kind, payload, priority, unique_key, .. } = job;
+    let Some(Registered { handler, options, .. }) = shared.handlers.get(&kind).cloned() else {
         return Transition::Release;
     };
     let execution = claim.execution();
@@ -93,13 +102,18 @@ pub(super) async fn attempt(shared: &Arc<Shared>, claim: &Arc<Claim>, job: Job) 
     );
     let began = Instant::now();
     let deadline = options.timeout.and_then(|timeout| began.checked_add(timeout));
-    let context = JobContext::new(
-        Arc::clone(&shared.backend),
-        Arc::clone(claim),
+    let context = JobContext {
+        backend: Arc::clone(&shared.backend),
+        claim: Arc::clone(claim),
+        alarm: Arc::clone(&shared.alarm),
+        token: claim.token(),
         queue,
-        kind.clone(),
-        deadline.map(Instant::into_std),
-    );
+        kind: kind.clone(),
+        priority,
+        unique_key,
+        deadline: deadline.map(Instant::into_std),
+        lease: shared.config.lease.duration(),
+    };
     let inner = context.clone();
     let handler = Next::new(move || handler(inner, payload)).within(&shared.layers, &context);
     drop(context);
@@ -222,6 +236,8 @@ fn transition(shared: &Shared, claim: &Claim, retry: RetryPolicy, ended: Ended) 
         }
         Verdict::Fail { error } => Transition::Fail { error: error.into() },
         Verdict::Snooze { after } => Transition::Snooze { available: When::After(Delay::saturating(after)) },
+        // It is recorded; or the handler took it from another job.
+        Verdict::Suspended => Transition::Release,
         Verdict::Cancel { reason } => Transition::Cancel { reason: reason.into() },
     }
 }

@@ -103,10 +103,13 @@ async fn flush(shared: &Shared, ready: Vec<Pending>) -> Vec<Pending> {
     let (mut decisions, abouts): (Vec<_>, Vec<_>) =
         ready.into_iter().map(|pending| (pending.decision, pending.about)).unzip();
     let answers = shared.submit_all(&mut decisions).await;
+    let settled = answers.iter().flatten().map(Settled::execution);
+    let ended: Vec<_> = settled.filter(|settled| settled.state.is_final()).map(|settled| settled.id).collect();
     let mut again = Vec::new();
     for ((decision, about), answer) in decisions.into_iter().zip(abouts).zip(answers) {
         again.extend(judge(shared, Pending { decision, about }, answer));
     }
+    shared.announcer.ended(&shared.backend, ended);
     again
 }
 

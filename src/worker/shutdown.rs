@@ -59,9 +59,9 @@ pub(super) async fn drain(shared: &Shared, fetch: &mut Fetch, told: Stopped, hur
     }
     let _ = timeout(patience, async {
         for claim in shared.held.all() {
-            match claim.is_recorded() {
-                true => run::completed(shared, &claim),
-                false => fetch.release(claim).await,
+            match claim.recorded_as() {
+                Some(what) => run::recorded(shared, &claim, what),
+                None => fetch.release(claim).await,
             }
         }
     })

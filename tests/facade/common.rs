@@ -29,6 +29,12 @@ pub(crate) enum Op {
     Stale,
     ClaimedBy,
     Purge,
+    Steps,
+    /// Of one step or wait.
+    Step,
+    HandOver,
+    Emit,
+    TimeOut,
 }
 
 struct Fault {
@@ -69,6 +75,8 @@ pub(crate) struct Store {
     pub(crate) lease: Duration,
     /// Waiting for work ends at once, for nothing.
     pub(crate) restless: AtomicBool,
+    /// It has no durable steps.
+    pub(crate) forgetful: AtomicBool,
     _folder: Option<tempfile::TempDir>,
 }
 
@@ -86,6 +94,7 @@ impl Store {
             changed: watch::Sender::default(),
             lease,
             restless: AtomicBool::default(),
+            forgetful: AtomicBool::default(),
             _folder: None,
         }
     }
@@ -310,6 +319,43 @@ impl Backend for Store {
             true => Ok(()),
             false => self.inner.wait_for_work(queues).await,
         }
+    }
+
+    fn durable_steps(&self) -> Option<&dyn DurableSteps> {
+        (!self.forgetful.load(Ordering::SeqCst)).then_some(self as &dyn DurableSteps)
+    }
+}
+
+impl Store {
+    fn inner_steps(&self) -> &dyn DurableSteps {
+        self.inner.durable_steps().expect("every store of the library has them")
+    }
+}
+
+#[async_trait]
+impl DurableSteps for Store {
+    async fn steps(&self, id: JobId) -> Result<Vec<Step>> {
+        self.call(Op::Steps, self.inner_steps().steps(id)).await
+    }
+
+    async fn write_step(&self, write: &StepWrite) -> Result<Stepped> {
+        self.call(Op::Step, self.inner_steps().write_step(write)).await
+    }
+
+    async fn hand_over(&self, update: &UpdateRequest, successor: &NewJob) -> Result<(Update, Option<Enqueued>)> {
+        self.call(Op::HandOver, self.inner_steps().hand_over(update, successor)).await
+    }
+
+    async fn emit(&self, event: &NewEvent) -> Result<Emitted> {
+        self.call(Op::Emit, self.inner_steps().emit(event)).await
+    }
+
+    async fn time_out_waits(&self, limit: Limit) -> Result<Vec<JobId>> {
+        self.call(Op::TimeOut, self.inner_steps().time_out_waits(limit)).await
+    }
+
+    async fn purge_events(&self, limit: Limit) -> Result<u64> {
+        self.call(Op::Purge, self.inner_steps().purge_events(limit)).await
     }
 }
 

@@ -101,8 +101,8 @@ pub(crate) async fn both_or_neither<A: Application>(application: A) {
     assert_eq!((report.completed, report.conflicts, report.unrecorded, report.left), (1, 0, 0, 0));
     assert_eq!(application.written().await, 1);
 
-    let (job, _, report) = run(Arc::clone(&application), Then::CompletesAndFails).await;
-    assert_eq!((job.state(), job.errors.len()), (JobState::Completed, 0), "its word stands");
+    let (job, text, report) = run(Arc::clone(&application), Then::CompletesAndFails).await;
+    assert_eq!((job.state(), job.errors.len()), (JobState::Completed, 0), "its word stands: {text}, {:?}", job.errors);
     assert_eq!((report.completed, report.failed), (1, 0));
     assert_eq!(application.written().await, 2);
 
@@ -256,6 +256,10 @@ mod on_sqlite {
 
         async fn begin(&self) -> Result<SqliteTransaction> {
             self.0.begin().await
+        }
+
+        async fn begin_for(&self, execution: &Execution) -> Result<SqliteTransaction> {
+            self.0.begin_for(execution).await
         }
 
         async fn commit(&self, transaction: SqliteTransaction) -> Result<()> {

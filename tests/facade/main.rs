@@ -5,6 +5,7 @@ mod common;
 mod completion;
 #[cfg(any(feature = "postgres", feature = "mysql", feature = "mongo"))]
 mod completion_on_servers;
+mod durable;
 mod faults;
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 mod killed;

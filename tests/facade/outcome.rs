@@ -290,8 +290,8 @@ async fn a_row_that_cannot_be_read_fails_at_its_last_attempt_and_keeps_nobody_wa
 #[tokio::test(start_paused = true)]
 async fn an_idle_worker_asks_seldom() {
     let store = Store::memory();
-    let handler = async |_: JobContext, _: Add| Ok(());
-    let running = Running::start(worker(&store).register(handler).build().expect("a worker"));
+    let handler = async |_: DurableContext, _: Add| Ok(());
+    let running = Running::start(worker(&store).register_durable(handler).build().expect("a worker"));
     store.until_calls(Op::Claim, 10).await;
     let (calls, since) = (store.all_calls().values().sum::<usize>(), tokio::time::Instant::now());
     store.until_calls(Op::Claim, 110).await;

@@ -73,7 +73,7 @@ pub(crate) async fn discard(name: &str, url: &str, own: &str) {
         "mysql" | "mariadb" => {
             use fenced_queue::mysql::sqlx::{AssertSqlSafe, Connection, MySqlConnection, query};
             let mut connection = MySqlConnection::connect(url).await.expect("connects");
-            let text = format!("DROP TABLE {own}jobs, {own}schema");
+            let text = format!("DROP TABLE {own}steps, {own}events, {own}jobs, {own}schema");
             query(AssertSqlSafe(text)).execute(&mut connection).await.expect("drops");
         }
         #[cfg(feature = "mongo")]

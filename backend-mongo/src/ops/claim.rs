@@ -20,6 +20,7 @@ use super::literal;
 use super::now;
 use super::text;
 use super::until;
+use super::without_steps;
 use crate::row::binary;
 
 /// The numbers that come after this one; what is no number, by somebody else's hand, stays.
@@ -77,6 +78,7 @@ impl Ops {
             "hint": "due",
             "update": Self::claimed(request, revision, offset),
             "new": true,
+            "fields": without_steps(),
         }
     }
 
@@ -84,8 +86,10 @@ impl Ops {
     pub(crate) fn claim_this(&self, request: &ClaimRequest, of: JobId, revision: Revision, offset: i64) -> Document {
         let mut query = self.due(request, request.kinds(), offset);
         query.insert("_id", id(of));
-        let update = Self::claimed(request, revision, offset);
-        doc! { "findAndModify": &self.jobs, "query": query, "hint": "_id_", "update": update, "new": true }
+        doc! {
+            "findAndModify": &self.jobs, "query": query, "hint": "_id_",
+            "update": Self::claimed(request, revision, offset), "new": true, "fields": without_steps(),
+        }
     }
 
     /// Claims those of these jobs that still can be. Which ones they were says the revision, that no other call has.
@@ -105,7 +109,9 @@ impl Ops {
     /// Those of these jobs that the claim of this revision has.
     pub(crate) fn claimed_now(&self, of: &[JobId], revision: Revision) -> Document {
         let ids = doc! { "$in": ids(of.iter().copied()) };
-        self.find(doc! { "_id": ids, "revision": binary(revision.as_uuid()) }, "_id_")
+        let mut find = self.find(doc! { "_id": ids, "revision": binary(revision.as_uuid()) }, "_id_");
+        find.insert("projection", without_steps());
+        find
     }
 
     /// Renews leases: one item for each claim call that they came from.

@@ -6,6 +6,7 @@ use mongodb::bson::Bson;
 use mongodb::bson::Document;
 use mongodb::bson::doc;
 use queue_core::Change;
+use queue_core::Execution;
 use queue_core::Failure;
 use queue_core::Fingerprint;
 use queue_core::JobId;
@@ -32,7 +33,7 @@ use crate::row::date;
 
 /// A row that a decision was based on, but for its id. What could not be answered for afterwards, because it is out of range
 /// where the fingerprint does not look, is not written either.
-fn as_seen(seen: &Fingerprint, offset: i64) -> Document {
+pub(super) fn as_seen(seen: &Fingerprint, offset: i64) -> Document {
     // Whole, so that a new field cannot be left out here.
     let Fingerprint { state, attempt, claimed_by, claimed_at, attempted_at, revision, lease } = seen;
     let mut filter = doc! {
@@ -59,7 +60,7 @@ fn as_seen(seen: &Fingerprint, offset: i64) -> Document {
 /// The fields that a patch sets, each with its expression. What differs from job to job in the same move, `value` puts into
 /// words. The key is in the unique index while the job is active, and in a state that a newer version added it is whatever
 /// that version says.
-fn changes(patch: &Patch, offset: i64, mut value: impl FnMut(&'static str, Bson) -> Bson) -> Document {
+pub(super) fn changes(patch: &Patch, offset: i64, mut value: impl FnMut(&'static str, Bson) -> Bson) -> Document {
     use Change::*;
 
     // Whole, so that a new field cannot be left out here.
@@ -174,6 +175,15 @@ impl Ops {
             "findAndModify": &self.jobs, "query": query, "hint": "_id_", "update": update.to_vec(), "new": true,
             "fields": execution(),
         }
+    }
+
+    /// Locks the row of an execution, if that is current, and changes nothing but the mark.
+    pub(crate) fn lock(&self, seen: &Execution, offset: i64) -> Document {
+        let mut query = as_seen(&seen.fingerprint(), offset);
+        query.insert("_id", id(seen.id));
+        // MongoDB locks no row by writing what is there already.
+        let mark = doc! { "$set": { BATCH: binary(Revision::random().as_uuid()) } };
+        doc! { "findAndModify": &self.jobs, "query": query, "hint": "_id_", "update": mark, "fields": { "_id": 1 } }
     }
 
     /// Many compare-and-updates of different jobs, which leave this mark in the rows that matched: MongoDB says how many

@@ -93,6 +93,7 @@ impl Harness for MongoHarness {
         let mut capabilities = Capabilities::default();
         capabilities.skips_locked_rows = true;
         capabilities.wakes = true;
+        capabilities.durable_steps = true;
         capabilities
     }
 
@@ -210,7 +211,7 @@ impl Store for MongoStore {
     }
 
     async fn discard(&self) -> Result<(), BoxError> {
-        for collection in ["jobs", "schema"] {
+        for collection in ["jobs", "events", "schema"] {
             self.raw.collection::<Document>(&format!("{}{collection}", self.prefix)).drop().await?;
         }
         let clients = std::mem::take(&mut *self.clients.lock().map_err(|error| error.to_string())?);
@@ -248,9 +249,9 @@ impl Store for MongoStore {
         Ok(Box::new(Held(session)))
     }
 
-    async fn begin(&self) -> Result<Box<dyn CallerTransaction>, BoxError> {
-        if matches!(self.harness, MongoHarness::Own) {
-            return OwnTransaction::begin(self.backend().await?).await;
+    async fn begin(&self, settles: Option<&Execution>) -> Result<Box<dyn CallerTransaction>, BoxError> {
+        if settles.is_some() || matches!(self.harness, MongoHarness::Own) {
+            return OwnTransaction::begin(self.backend().await?, settles).await;
         }
         let backend = self.backend().await?;
         let mut session = backend.client().start_session().await?;

@@ -168,6 +168,16 @@ pub(crate) async fn claim_one(backend: &MysqlBackend) -> Job {
     claimed.jobs.pop().expect("a job")
 }
 
+/// Suspends a job that runs, under the name `w`, until this event comes.
+pub(crate) async fn wait_for(backend: &MysqlBackend, seen: &Execution, event: &str, until: When) -> Suspended {
+    let mut wait = Suspension::new(seen, name("w"), Some(name(event)), until).expect("legal");
+    wait.submit(backend).await.expect("answers")
+}
+
+pub(crate) fn event(key: &str, keep: Delay) -> NewEvent {
+    NewEvent { key: name(key), payload: Json::from_text("1").expect("JSON"), keep }
+}
+
 pub(crate) fn complete(result: &str) -> Transition {
     Transition::Complete { result: Some(Json::from_text(result).expect("JSON")) }
 }

@@ -120,6 +120,7 @@ impl Harness for MysqlHarness {
         capabilities.atomic_batches = true;
         capabilities.skips_locked_rows = true;
         capabilities.wakes = true;
+        capabilities.durable_steps = true;
         capabilities
     }
 
@@ -260,9 +261,9 @@ impl Store for MysqlStore {
         Ok(Box::new(Held(transaction)))
     }
 
-    async fn begin(&self) -> Result<Box<dyn CallerTransaction>, BoxError> {
-        if !self.harness.pooled {
-            return OwnTransaction::begin(self.backend().await?).await;
+    async fn begin(&self, settles: Option<&Execution>) -> Result<Box<dyn CallerTransaction>, BoxError> {
+        if settles.is_some() || !self.harness.pooled {
+            return OwnTransaction::begin(self.backend().await?, settles).await;
         }
         Ok(Box::new(Caller { backend: self.backend().await?, transaction: self.raw.begin().await? }))
     }

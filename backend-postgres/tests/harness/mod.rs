@@ -92,6 +92,7 @@ impl Harness for PostgresHarness {
         capabilities.atomic_batches = true;
         capabilities.skips_locked_rows = true;
         capabilities.wakes = true;
+        capabilities.durable_steps = true;
         capabilities
     }
 
@@ -229,9 +230,9 @@ impl Store for PostgresStore {
         Ok(Box::new(Held(transaction)))
     }
 
-    async fn begin(&self) -> Result<Box<dyn CallerTransaction>, BoxError> {
-        if matches!(self.harness.way, Way::Own) {
-            return OwnTransaction::begin(self.backend().await?).await;
+    async fn begin(&self, settles: Option<&Execution>) -> Result<Box<dyn CallerTransaction>, BoxError> {
+        if settles.is_some() || matches!(self.harness.way, Way::Own) {
+            return OwnTransaction::begin(self.backend().await?, settles).await;
         }
         Ok(Box::new(Caller { backend: self.backend().await?, transaction: self.raw.begin().await? }))
     }

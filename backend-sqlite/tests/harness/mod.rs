@@ -61,6 +61,7 @@ impl Harness for SqliteHarness {
         let mut capabilities = Capabilities::default();
         capabilities.atomic_batches = true;
         capabilities.wakes = true;
+        capabilities.durable_steps = true;
         capabilities
     }
 
@@ -87,7 +88,7 @@ impl Harness for SqliteHarness {
             .filename(folder.path().join("jobs.db"))
             .create_if_missing(true)
             .journal_mode(journal_mode)
-            .busy_timeout(Duration::from_secs(20));
+            .busy_timeout(Duration::from_secs(8));
         let raw = SqlitePoolOptions::new().max_connections(4).connect_with(options.clone()).await?;
         let store = SqliteStore { harness: *self, folder, options, raw, clock: ClockOffset::default() };
         store.backend().await?.migrate().await?;
@@ -184,9 +185,9 @@ impl Store for SqliteStore {
         Ok(Box::new(Held(transaction)))
     }
 
-    async fn begin(&self) -> Result<Box<dyn CallerTransaction>, BoxError> {
-        if matches!(self.harness, SqliteHarness::Own) {
-            return OwnTransaction::begin(self.backend().await?).await;
+    async fn begin(&self, settles: Option<&Execution>) -> Result<Box<dyn CallerTransaction>, BoxError> {
+        if settles.is_some() || matches!(self.harness, SqliteHarness::Own) {
+            return OwnTransaction::begin(self.backend().await?, settles).await;
         }
         // As an application begins one: it becomes a writer only when it writes.
         Ok(Box::new(Caller { backend: self.backend().await?, transaction: self.raw.begin().await? }))

@@ -121,6 +121,36 @@ pub(crate) struct Shared {
     pub(crate) signal: WorkSignal,
     /// A connection that only one call can have.
     pub(crate) turn: tokio::sync::Mutex<()>,
+    steps: Mutex<BTreeMap<JobId, Vec<Step>>>,
+    payloads: Mutex<BTreeMap<Name, Json>>,
+}
+
+impl Shared {
+    /// The steps that a fault keeps, by job.
+    pub(crate) fn steps(&self) -> MutexGuard<'_, BTreeMap<JobId, Vec<Step>>> {
+        self.steps.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The payloads that a fault keeps, by event.
+    pub(crate) fn payloads(&self) -> MutexGuard<'_, BTreeMap<Name, Json>> {
+        self.payloads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes a call under a lock, which stays if the call is dropped.
+    pub(crate) async fn locked_for<T>(&self, call: impl Future<Output = Result<T>> + Send) -> Result<T> {
+        let mut tries = 0;
+        while self.locked.swap(true, Ordering::SeqCst) {
+            tries += 1;
+            if tries == 1_000 {
+                return Err(Error::not_applied(ErrorKind::Unavailable, "lock wait timeout exceeded"));
+            }
+            tokio::task::yield_now().await;
+        }
+        tokio::task::yield_now().await;
+        let answer = call.await;
+        self.locked.store(false, Ordering::SeqCst);
+        answer
+    }
 }
 
 /// What a fault keeps of jobs.
@@ -162,6 +192,11 @@ impl Real {
 
     pub(crate) fn edit(&self, id: JobId, edit: impl FnOnce(&mut MemoryRow)) {
         self.memory().edit(|rows| rows.get_mut(&id).map(edit));
+    }
+
+    pub(crate) fn steps(&self) -> Result<&dyn DurableSteps> {
+        let missing = || Error::not_applied(ErrorKind::Unsupported, "the store has no durable steps");
+        self.handle.durable_steps().ok_or_else(missing)
     }
 
     pub(crate) async fn update(&self, update: &UpdateRequest) -> Result<Update> {
@@ -242,8 +277,8 @@ impl Store for BrokenStore {
         Ok(Box::new(CountedHold { hold, holds }))
     }
 
-    async fn begin(&self) -> Result<Box<dyn CallerTransaction>, BoxError> {
-        self.wrong.begin(Arc::new(self.real().await?)).await
+    async fn begin(&self, settles: Option<&Execution>) -> Result<Box<dyn CallerTransaction>, BoxError> {
+        self.wrong.begin(Arc::new(self.real().await?), settles).await
     }
 }
 
@@ -351,6 +386,44 @@ impl Backend for BrokenHandle {
     async fn wait_for_work(&self, queues: &[Name]) -> Result<()> {
         self.at_work().await;
         self.wrong.wait_for_work(&self.real, queues).await
+    }
+
+    fn durable_steps(&self) -> Option<&dyn DurableSteps> {
+        self.real.handle.durable_steps().filter(|_| self.wrong.passes_steps_on()).map(|_| self as &dyn DurableSteps)
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl DurableSteps for BrokenHandle {
+    async fn steps(&self, id: JobId) -> Result<Vec<Step>> {
+        self.at_work().await;
+        self.wrong.steps(&self.real, id).await
+    }
+
+    async fn write_step(&self, write: &StepWrite) -> Result<Stepped> {
+        self.at_work().await;
+        self.wrong.write_step(&self.real, write).await
+    }
+
+    async fn hand_over(&self, update: &UpdateRequest, successor: &NewJob) -> Result<(Update, Option<Enqueued>)> {
+        self.at_work().await;
+        self.wrong.hand_over(&self.real, update, successor).await
+    }
+
+    async fn emit(&self, event: &NewEvent) -> Result<Emitted> {
+        self.at_work().await;
+        self.wrong.emit(&self.real, event).await
+    }
+
+    async fn time_out_waits(&self, limit: Limit) -> Result<Vec<JobId>> {
+        self.at_work().await;
+        self.wrong.time_out_waits(&self.real, limit).await
+    }
+
+    async fn purge_events(&self, limit: Limit) -> Result<u64> {
+        self.at_work().await;
+        self.wrong.purge_events(&self.real, limit).await
     }
 }
 

@@ -179,7 +179,45 @@ pub(crate) trait Wrong: Send + Sync {
         real.handle.purge(state, older_than, limit).await
     }
 
-    async fn begin(&self, real: Arc<Real>) -> Result<Box<dyn CallerTransaction>, BoxError> {
-        real.store.begin().await
+    /// Whether a handle gives the contract of durable steps away.
+    fn passes_steps_on(&self) -> bool {
+        true
+    }
+
+    async fn steps(&self, real: &Real, id: JobId) -> Result<Vec<Step>> {
+        real.steps()?.steps(id).await
+    }
+
+    async fn write_step(&self, real: &Real, write: &StepWrite) -> Result<Stepped> {
+        real.steps()?.write_step(write).await
+    }
+
+    async fn hand_over(
+        &self,
+        real: &Real,
+        update: &UpdateRequest,
+        successor: &NewJob,
+    ) -> Result<(Update, Option<Enqueued>)> {
+        real.steps()?.hand_over(update, successor).await
+    }
+
+    async fn emit(&self, real: &Real, event: &NewEvent) -> Result<Emitted> {
+        real.steps()?.emit(event).await
+    }
+
+    async fn time_out_waits(&self, real: &Real, limit: Limit) -> Result<Vec<JobId>> {
+        real.steps()?.time_out_waits(limit).await
+    }
+
+    async fn purge_events(&self, real: &Real, limit: Limit) -> Result<u64> {
+        real.steps()?.purge_events(limit).await
+    }
+
+    async fn begin(
+        &self,
+        real: Arc<Real>,
+        settles: Option<&Execution>,
+    ) -> Result<Box<dyn CallerTransaction>, BoxError> {
+        real.store.begin(settles).await
     }
 }

@@ -10,6 +10,7 @@ use std::time::Instant;
 use queue_conformance::Case;
 use queue_conformance::Harness;
 use queue_conformance::Level;
+use queue_conformance::Need;
 use queue_conformance::cases;
 use queue_conformance::run_case;
 use tokio::sync::Semaphore;
@@ -119,15 +120,20 @@ impl Matrix {
     pub async fn run(&mut self, name: &str, around: Around, faults: &[Fault], named_only: bool) {
         let all = std::env::var_os("SELFTEST_ALL").is_some();
         self.faults.extend(faults);
+        let of_steps = |case: &Case| case.needs.contains(&Need::DurableSteps);
+        let steps: BTreeSet<_> = cases().iter().filter(|case| of_steps(case)).map(|case| case.id).collect();
         let permits = Arc::new(Semaphore::new(8));
         let mut running = Vec::new();
         for fault in faults {
             let mut tasks = Vec::new();
+            // What is wrong with steps alone is no other case's business.
+            let steps_alone = fault.caught_by.iter().all(|case| steps.contains(case));
             for case in cases() {
                 let harness = broken(*fault, &around);
                 let named = fault.caught_by.contains(&case.id);
                 let cheap = all || self.costs.get(case.id).is_none_or(|cost| *cost < EXPENSIVE);
-                let runs = named || cheap && !named_only && !fault.hangs;
+                let concerned = all || !steps_alone || of_steps(&case);
+                let runs = named || cheap && concerned && !named_only && !fault.hangs;
                 if !runs || !case.unmet(harness.hooks(), harness.capabilities()).is_empty() {
                     continue;
                 }

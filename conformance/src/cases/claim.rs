@@ -90,6 +90,12 @@ pub(super) const CASES: &[Case] = &[
         "A row that somebody has locked is passed over without waiting."
     ),
     case!(
+        claim::gives_up_on_a_lock,
+        [B4],
+        [Need::Hook(Hook::Hold)],
+        "A claim waits for nobody's lock without an end: it brings other jobs, none, or a transient error."
+    ),
+    case!(
         claim::a_row_that_cannot_be_written,
         [A18 S9],
         [Need::Hook(Hook::Damage)],
@@ -527,6 +533,22 @@ async fn skips_locked_rows(context: Context) -> Outcome {
     check_eq!(claimed.id(), second, "the locked row is passed over");
     hold.roll_back().await?;
     check_eq!(claim_one(&handle, &claim_for(&worker("a"), 1)).await?.id(), first, "and claimed once it is free");
+    Ok(())
+}
+
+async fn gives_up_on_a_lock(context: Context) -> Outcome {
+    let handle = context.connect().await?;
+    let id = enqueue(&handle, &new_job()).await?;
+    let hold = context.store.hold(&read(&handle, id).await?.execution).await?;
+    let request = with_lease(&claim_for(&worker("a"), 1), 300);
+    match within_patience(handle.claim(&request)).await? {
+        Ok(claimed) => check_eq!(claimed, Claimed::default(), "the only job is locked"),
+        Err(error) => check_gave_up(&error)?,
+    }
+    hold.roll_back().await?;
+    let claimed = claim_in_the_end(&handle, &claim_for(&worker("a"), 1)).await?.jobs;
+    check_eq!(claimed.iter().map(Job::id).collect::<Vec<_>>(), [id], "it is claimed once it is free");
+    check_eq!(claimed[0].execution.fence, 1, "for the first time");
     Ok(())
 }
 

@@ -75,7 +75,7 @@ pub(super) const CASES: &[Case] = &[
 ];
 
 /// JSON that a parser, a native JSON column or a careless statement would not give back as it was.
-fn awkward(cap: usize) -> Vec<Json> {
+pub(super) fn awkward(cap: usize) -> Vec<Json> {
     let deep = format!("{}{}", "[".repeat(200), "]".repeat(200));
     let long = format!("\"{}\"", "long ".repeat((cap.min(1024 * 1024) - 2) / 5));
     let texts = [

@@ -13,6 +13,7 @@ use crate::case::case;
 use crate::case::check;
 use crate::case::check_eq;
 use crate::context::*;
+use crate::harness::Damage;
 use crate::harness::Hook;
 
 pub(super) const CASES: &[Case] = &[
@@ -92,6 +93,12 @@ pub(super) const CASES: &[Case] = &[
         [B11 D9],
         [],
         "Overlapping batches in different orders store each job once, and nobody gets an error."
+    ),
+    case!(
+        enqueue::an_id_in_a_foreign_state,
+        [D1],
+        [Need::Hook(Hook::Damage)],
+        "A job that is stored in a state of a newer version is stored: enqueued again, it is the same job."
     ),
 ];
 
@@ -470,5 +477,20 @@ async fn concurrent_batches(context: Context) -> Outcome {
         let expected: Vec<_> = jobs.iter().map(|job| job.id).collect();
         check_eq!(new, expected, "round {round}: each is new to one");
     }
+    Ok(())
+}
+
+async fn an_id_in_a_foreign_state(context: Context) -> Outcome {
+    let handle = context.connect().await?;
+    let job = new_job();
+    enqueue(&handle, &job).await?;
+    context.store.damage(job.id, Damage::ForeignState).await?;
+    context.note(format_args!("job {} has a state of a newer version", job.id));
+    let answer = offer(&handle, &job).await?;
+    check_eq!(answer, Enqueued::Existing(job.id), "whatever has become of it since");
+    let other = NewJob { payload: json("\"other\""), ..job };
+    let answer = handle.enqueue(&[other]).await;
+    refused(answer, ErrorKind::IdReused, "another content under its id")?;
+    check_eq!(stored_rows(&handle).await?, 1, "there is one row");
     Ok(())
 }

@@ -43,6 +43,12 @@ pub(super) const CASES: &[Case] = &[
     case!(lease::many_in_one_call, [], [CLOCK], "Hundreds of claims are renewed in one call, each of them."),
     case!(lease::does_not_wait_for_a_held_row, [C6b C17 S19], [Need::Hook(Hook::Hold), CLOCK], "A heartbeat that meets a locked row extends whole or reports busy; it is never lost for that."),
     case!(
+        lease::gives_up_on_a_lock,
+        [C6b C17 S19],
+        [Need::Hook(Hook::Hold)],
+        "A heartbeat waits for nobody's lock without an end: it renews, reports busy, or fails for the moment."
+    ),
+    case!(
         lease::a_row_that_cannot_be_written,
         [A18 S9],
         [Need::Hook(Hook::Damage), CLOCK],
@@ -67,10 +73,6 @@ pub(super) const CASES: &[Case] = &[
         "A heartbeat and a settle at once: the settle is recorded, and the heartbeat leaves no lease behind."
     ),
 ];
-
-fn held(row: &Execution) -> Result<Held, Failed> {
-    Held::of(row).ok_or_else(|| Failed::new(format!("job {} must be held: {row}", row.id)))
-}
 
 async fn beat(handle: &Handle, row: &Execution, span: i64) -> Result<Beat, Failed> {
     let beats = handle.extend_leases(&[held(row)?], lease(span)).await?;
@@ -288,6 +290,18 @@ async fn does_not_wait_for_a_held_row(context: Context) -> Outcome {
     let row = read(&handle, other.id()).await?.execution;
     check!(row.lease_expires_at > other.execution.lease_expires_at, "its lease is longer: {row:?}");
     check_eq!(beat(&handle, &job.execution, MINUTE).await?, Beat::Extended, "the next beat renews the other one");
+    Ok(())
+}
+
+async fn gives_up_on_a_lock(context: Context) -> Outcome {
+    let (handle, job) = started(&context).await?;
+    let hold = context.store.hold(&job.execution).await?;
+    match within_patience(handle.extend_leases(&[held(&job.execution)?], lease(300))).await? {
+        Ok(beats) => check!(beats != [Beat::Lost], "a locked row is not lost"),
+        Err(error) => check_gave_up(&error)?,
+    }
+    hold.roll_back().await?;
+    check_eq!(beat(&handle, &job.execution, MINUTE).await?, Beat::Extended, "the next beat renews it");
     Ok(())
 }
 

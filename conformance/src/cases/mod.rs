@@ -4,6 +4,8 @@ mod batch;
 mod claim;
 mod data;
 mod enqueue;
+mod events;
+mod handover;
 mod inspect;
 mod lease;
 mod model;
@@ -12,10 +14,12 @@ mod purge;
 mod recover;
 mod settle;
 mod setup;
+mod steps;
 mod transaction;
 mod unique;
 mod update;
 mod wait;
+mod waits;
 
 use crate::case::Case;
 
@@ -26,6 +30,8 @@ pub fn cases() -> Vec<Case> {
         claim::CASES,
         data::CASES,
         enqueue::CASES,
+        events::CASES,
+        handover::CASES,
         inspect::CASES,
         lease::CASES,
         model::CASES,
@@ -34,10 +40,12 @@ pub fn cases() -> Vec<Case> {
         recover::CASES,
         settle::CASES,
         setup::CASES,
+        steps::CASES,
         transaction::CASES,
         unique::CASES,
         update::CASES,
         wait::CASES,
+        waits::CASES,
     ];
     groups.concat()
 }

@@ -78,11 +78,17 @@ pub(super) const CASES: &[Case] = &[
         [Need::Hook(Hook::Transaction)],
         "Now is when a call is made, not when its transaction began."
     ),
+    case!(
+        transaction::a_heartbeat_does_no_harm,
+        [D8],
+        [Need::Hook(Hook::Transaction)],
+        "A transaction that was begun for settling a job settles it, whatever heartbeats come in between."
+    ),
 ];
 
 async fn begin(context: &Context) -> Result<Box<dyn CallerTransaction>, Failed> {
     context.note(format_args!("the application begins a transaction"));
-    Ok(context.store.begin().await?)
+    Ok(context.store.begin(None).await?)
 }
 
 async fn submit(transaction: &mut Box<dyn CallerTransaction>, decision: &Decision) -> Result<Update, Error> {
@@ -324,5 +330,28 @@ async fn times_are_the_statements(context: Context) -> Outcome {
     check!(first.created_at < second.created_at, "created later: {} and {}", first.created_at, second.created_at);
     check!(first.available_at < second.available_at, "due later: {} and {}", first.available_at, second.available_at);
     check!(Some(second.created_at) <= done.finished_at, "finished last: {:?}", done.finished_at);
+    Ok(())
+}
+
+async fn a_heartbeat_does_no_harm(context: Context) -> Outcome {
+    let handle = context.connect().await?;
+    let other = context.connect().await?;
+    let job = running(&handle, &new_job(), &worker("a")).await?;
+    let held = held(&job.execution)?;
+    context.note(format_args!("a transaction begins that is to complete the job"));
+    let mut transaction = context.store.begin(Some(&job.execution)).await?;
+    // Before and after the transaction writes something else, which may fix what it sees.
+    for hours in 1..=2 {
+        let (other, held) = (other.clone(), held.clone());
+        let mut beat = tokio::spawn(async move { other.extend_leases(&[held], lease(3_600_000 * hours)).await });
+        // Where there is one writer at a time it waits for the transaction.
+        let _ = tokio::time::timeout(Duration::from_millis(500), &mut beat).await;
+        transaction.enqueue(&[new_job()]).await?;
+    }
+    let answer = submit(&mut transaction, &Decision::new(&job.execution, &complete())?).await?;
+    check!(matches!(answer, Update::Applied(_)), "the job is settled, not {answer:?}");
+    transaction.commit().await?;
+    check_eq!(read(&handle, job.id()).await?.state(), JobState::Completed, "the state");
+    check_eq!(stored_rows(&handle).await?, 3, "what the transaction wrote is there");
     Ok(())
 }

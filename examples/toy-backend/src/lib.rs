@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};
 use std::path::PathBuf;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use async_trait::async_trait;
 use queue_core::*;
@@ -45,6 +45,13 @@ impl Row {
         serde_json::from_value(self.job.clone()).map_err(|error| Unreadable::beyond(execution, error))
     }
 
+    /// The job as it was enqueued, whatever has become of it: also if that is a state of a newer version.
+    fn enqueued(&self, id: JobId) -> Result<Job, Unreadable> {
+        let mut row = self.clone();
+        row.job["execution"]["state"] = JobState::Waiting.as_str().into();
+        row.job(id)
+    }
+
     /// Changes what the patch changes, and nothing else: what cannot be read stays as it is.
     fn patched(&self, seen: Execution, patch: &Patch, now: Timestamp) -> Result<Self> {
         if self.read_only {
@@ -81,10 +88,15 @@ fn broken(error: impl std::error::Error + Send + Sync + 'static) -> Error {
 
 impl ToyBackend {
     /// Opens the file for one call: nobody else has it until what is returned is dropped. It waits without blocking the runtime, and
-    /// not for ever. What was changed counts when it is saved; from here on there is no await, so a dropped future cannot split it.
+    /// not for long. What was changed counts when it is saved; from here on there is no await, so a dropped future cannot split it.
     pub async fn open(&self) -> Result<Open> {
+        self.open_within(Duration::from_secs(10)).await
+    }
+
+    async fn open_within(&self, longest: Duration) -> Result<Open> {
+        let begun = Instant::now();
         let lock = File::create(self.path.with_extension("lock")).map_err(broken)?;
-        for _ in 0..10_000 {
+        while begun.elapsed() < longest {
             match lock.try_lock() {
                 Ok(()) => return self.read(lock),
                 Err(TryLockError::WouldBlock) => tokio::time::sleep(Duration::from_millis(1)).await,
@@ -150,7 +162,7 @@ impl Backend for ToyBackend {
         let (mut open, mut outcomes) = (self.open().await?, Vec::new());
         for (index, new) in jobs.iter().enumerate() {
             let row = Row::new(&new.clone().into_job(open.now))?;
-            let stored = open.rows.get(&new.id).map(|row| row.job(new.id));
+            let stored = open.rows.get(&new.id).map(|row| row.enqueued(new.id));
             outcomes.push(match (stored, open.holder_of_key(new.id, &row)) {
                 (Some(Ok(job)), _) if new.repeats(&job) => Enqueued::Existing(new.id),
                 (Some(_), _) => return Err(id_reused(new.id).at_index(index)),
@@ -170,7 +182,7 @@ impl Backend for ToyBackend {
     }
 
     async fn claim(&self, request: &ClaimRequest) -> Result<Claimed> {
-        let mut open = self.open().await?;
+        let mut open = self.open_within(request.lease().duration() / 3).await?;
         let now = open.now;
         let is_due = |row: &Row| {
             row.state() == Some(JobState::Waiting)
@@ -214,7 +226,7 @@ impl Backend for ToyBackend {
     }
 
     async fn extend_leases(&self, held: &[Held], lease: Lease) -> Result<Vec<Beat>> {
-        let (mut open, mut beats) = (self.open().await?, Vec::new());
+        let (mut open, mut beats) = (self.open_within(lease.duration() / 3).await?, Vec::new());
         let until = open.now.saturating_add_millis(lease.as_millis());
         for held in held {
             let row = open.rows.get_mut(&held.id).and_then(|row| Some((row.execution(held.id).ok()?, row)));

@@ -128,7 +128,7 @@ pub(super) const FAULTS: &[Fault] = &[
         "claim::waits_for_locked_rows",
         &Due(Plan { skips_locked: false, ..RIGHT }),
         "SKIP LOCKED was left out: a locked row is waited for.",
-        &["claim::skips_locked_rows"],
+        &["claim::skips_locked_rows", "claim::gives_up_on_a_lock"],
     )
     .hangs(),
     Fault::new(

@@ -101,7 +101,7 @@ pub(super) const FAULTS: &[Fault] = &[
 ];
 
 #[derive(Clone, Copy)]
-enum Field {
+pub(super) enum Field {
     State,
     Attempt,
     ClaimedBy,
@@ -112,7 +112,7 @@ enum Field {
 
 impl Field {
     /// Takes the field from the row that is there.
-    fn take(self, seen: &mut Fingerprint, there: &Execution) {
+    pub(super) fn take(self, seen: &mut Fingerprint, there: &Execution) {
         match self {
             Self::State => seen.state = there.state,
             Self::Attempt => seen.attempt = there.attempt,

@@ -125,7 +125,7 @@ pub(super) const FAULTS: &[Fault] = &[
     .everywhere(),
 ];
 
-fn normalised(json: &Json) -> Json {
+pub(super) fn normalised(json: &Json) -> Json {
     let value = json.decode::<serde_json::Value>().and_then(|value| Json::encode(&value));
     value.unwrap_or_else(|_| json.clone())
 }

@@ -53,6 +53,13 @@ pub(super) const FAULTS: &[Fault] = &[
     )
     .everywhere(),
     Fault::new(
+        "enqueue::reads_what_is_there",
+        &ReadsWhatIsThere,
+        "A job that is stored is read as a whole for the comparison, and one of a newer version cannot be.",
+        &["enqueue::an_id_in_a_foreign_state"],
+    )
+    .everywhere(),
+    Fault::new(
         "enqueue::upserts",
         &Upserts,
         "`ON CONFLICT DO UPDATE`: a repeated job is stored anew.",
@@ -341,5 +348,17 @@ impl Wrong for BatchesDeadlock {
             0 => real.handle.enqueue(jobs).await,
             _ => Err(Error::not_applied(ErrorKind::Permanent, "deadlock found when trying to get lock")),
         }
+    }
+}
+
+struct ReadsWhatIsThere;
+
+#[async_trait]
+impl Wrong for ReadsWhatIsThere {
+    async fn enqueue(&self, real: &Real, jobs: &[NewJob]) -> Result<Vec<Enqueued>> {
+        for job in jobs {
+            real.handle.get(job.id).await?;
+        }
+        real.handle.enqueue(jobs).await
     }
 }

@@ -137,7 +137,7 @@ pub(super) const FAULTS: &[Fault] = &[
         "lease::waits_for_locked_rows",
         &Beats(Plan { busy: None, ..RIGHT }),
         "A heartbeat waits for a locked row, and keeps all others waiting.",
-        &["lease::does_not_wait_for_a_held_row"],
+        &["lease::does_not_wait_for_a_held_row", "lease::gives_up_on_a_lock"],
     )
     .hangs(),
     Fault::new(

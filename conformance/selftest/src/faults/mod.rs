@@ -6,15 +6,19 @@ mod compare;
 mod data;
 mod enqueue;
 mod errors;
+mod events;
 mod handles;
+mod handover;
 mod inspect;
 mod lease;
 mod recover;
 mod settle;
 mod setup;
+mod steps;
 mod transaction;
 mod unique;
 mod update;
+mod waits;
 mod writes;
 
 use crate::Fault;
@@ -38,6 +42,10 @@ pub fn faults() -> Vec<Fault> {
         inspect::FAULTS,
         transaction::FAULTS,
         setup::FAULTS,
+        steps::FAULTS,
+        waits::FAULTS,
+        events::FAULTS,
+        handover::FAULTS,
     ]
     .concat()
 }

@@ -252,7 +252,7 @@ impl Wrong for ComparesTheHoldersLease {
 }
 
 /// Lists other rows of the reference as stale.
-struct Stale(fn(&Execution, Timestamp) -> bool);
+pub(super) struct Stale(pub(super) fn(&Execution, Timestamp) -> bool);
 
 fn cursor(row: &Execution) -> StaleCursor {
     StaleCursor { lease_expires_at: row.lease_expires_at, id: row.id }

@@ -84,6 +84,13 @@ pub(super) const FAULTS: &[Fault] = &[
         &["transaction::times_are_the_statements"],
     )
     .not_round_the_reference(),
+    Fault::new(
+        "transaction::writes_what_it_began_with",
+        &Begins(Mode::WritesWhatItBeganWith),
+        "A transaction that is to settle a job can only change the row as it was when it began.",
+        &["transaction::a_heartbeat_does_no_harm"],
+    )
+    .not_round_the_reference(),
 ];
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -97,15 +104,29 @@ enum Mode {
     ComparesNothing,
     OpenKeysAreTaken,
     NowIsItsBeginning,
+    WritesWhatItBeganWith,
 }
 
 struct Begins(Mode);
 
 #[async_trait]
 impl Wrong for Begins {
-    async fn begin(&self, real: Arc<Real>) -> Result<Box<dyn CallerTransaction>, BoxError> {
-        let inner = Some(real.store.begin().await?);
+    async fn begin(
+        &self,
+        real: Arc<Real>,
+        settles: Option<&Execution>,
+    ) -> Result<Box<dyn CallerTransaction>, BoxError> {
+        let inner = Some(real.store.begin(settles).await?);
         Ok(Box::new(Broken { mode: self.0, real, inner, began: now() }))
+    }
+
+    async fn extend_leases(&self, real: &Real, held: &[Held], lease: Lease) -> Result<Vec<Beat>> {
+        if self.0 == Mode::WritesWhatItBeganWith {
+            for held in held {
+                real.shared.kept.keep(real.handle.get(held.id).await?.as_slice());
+            }
+        }
+        real.handle.extend_leases(held, lease).await
     }
 
     async fn enqueue(&self, real: &Real, jobs: &[NewJob]) -> Result<Vec<Enqueued>> {
@@ -149,7 +170,7 @@ impl Broken {
         if self.mode == Mode::CommitsAtOnce {
             let failed = |error: BoxError| Error::not_applied(ErrorKind::Permanent, error.to_string());
             self.inner.take().ok_or_else(ended)?.commit().await.map_err(failed)?;
-            self.inner = Some(self.real.store.begin().await.map_err(failed)?);
+            self.inner = Some(self.real.store.begin(None).await.map_err(failed)?);
         }
         Ok(())
     }
@@ -192,6 +213,9 @@ impl CallerTransaction for Broken {
             && let Some(there) = self.real.row(id).await.filter(|there| there.fingerprint() != *current)
         {
             return Ok(Update::Conflict(there));
+        }
+        if self.mode == Mode::WritesWhatItBeganWith && self.real.shared.kept.jobs().contains_key(&id) {
+            return Err(Error::not_applied(ErrorKind::Transient, "a write conflict"));
         }
         let mut current = current.clone();
         if self.mode == Mode::ComparesNothing

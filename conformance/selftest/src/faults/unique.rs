@@ -29,7 +29,7 @@ pub(super) const FAULTS: &[Fault] = &[
         "unique::suspended_frees_it",
         &Keys { counts: |row| (RIGHT.counts)(row) && row.job.state() != JobState::Suspended, ..RIGHT },
         "A suspended job does not count for the key.",
-        &["unique::a_suspended_job_keeps_its_key"],
+        &["unique::a_suspended_job_keeps_its_key", "waits::count_for_the_key"],
     ),
     Fault::new(
         "unique::unknown_state_frees_it",

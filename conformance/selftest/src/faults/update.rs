@@ -1,7 +1,5 @@
 //! What an update writes and answers.
 
-use std::sync::atomic::Ordering;
-
 use async_trait::async_trait;
 use queue_core::*;
 
@@ -336,19 +334,7 @@ struct LeavesItsLock;
 #[async_trait]
 impl Wrong for LeavesItsLock {
     async fn update(&self, real: &Real, update: &UpdateRequest) -> Result<Update> {
-        let locked = &real.shared.locked;
-        let mut tries = 0;
-        while locked.swap(true, Ordering::SeqCst) {
-            tries += 1;
-            if tries == 1_000 {
-                return Err(Error::not_applied(ErrorKind::Unavailable, "lock wait timeout exceeded"));
-            }
-            tokio::task::yield_now().await;
-        }
-        tokio::task::yield_now().await;
-        let answer = real.update(update).await;
-        locked.store(false, Ordering::SeqCst);
-        answer
+        real.shared.locked_for(real.update(update)).await
     }
 }
 
