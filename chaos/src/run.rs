@@ -1,0 +1,347 @@
+//! Processes that work while this one breaks things.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fenced_queue::Queue;
+use fenced_queue::contract::Execution;
+use fenced_queue::contract::JobState;
+use fenced_queue::contract::Limit;
+use fenced_queue::contract::ListFilter;
+use fenced_queue::contract::NewJob;
+use queue_conformance::BoxError;
+use queue_conformance::Direction;
+use queue_conformance::Proxy;
+use tokio::process::Child;
+use tokio::process::Command;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tokio::time::sleep;
+
+use crate::check::Verdict;
+use crate::check::check;
+use crate::history::Recorder;
+use crate::history::What;
+use crate::history::read;
+use crate::work::LEASE;
+use crate::work::Work;
+use crate::work::recorded;
+
+/// What is broken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// A worker is killed, and another started.
+    Kill,
+    /// A worker is stopped for longer than its lease, and goes on.
+    Freeze,
+    /// The connections of a worker are cut.
+    Cut,
+    /// The answers to a worker are lost: they are held back, and then its connections cut.
+    Lose,
+    /// A worker and the database hear nothing of each other for longer than the lease, and then everything.
+    Silence,
+    /// The server is killed and started again, by [`Options::crash`].
+    Crash,
+}
+
+impl Fault {
+    const NAMES: [(&str, Self); 6] = [
+        ("kill", Self::Kill),
+        ("freeze", Self::Freeze),
+        ("cut", Self::Cut),
+        ("lose", Self::Lose),
+        ("silence", Self::Silence),
+        ("crash", Self::Crash),
+    ];
+}
+
+impl FromStr for Fault {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let known = Self::NAMES.iter().find(|(name, _)| *name == text);
+        known
+            .map(|(_, fault)| *fault)
+            .ok_or_else(|| format!("{text}: known are {}", Self::NAMES.map(|(n, _)| n).join(", ")))
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let known = Self::NAMES.iter().find(|(_, fault)| fault == self);
+        f.write_str(known.map_or("", |(name, _)| name))
+    }
+}
+
+/// A run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The store, which must be empty.
+    pub url: String,
+    /// For the records; it must be empty.
+    pub folder: PathBuf,
+    /// How many workers.
+    pub workers: usize,
+    /// For how long things are broken.
+    pub lasts: Duration,
+    /// How long after a fault the next one follows.
+    pub pause: Duration,
+    /// How many jobs are enqueued in a second.
+    pub rate: usize,
+    /// What is broken, one after the other, in an order that changes.
+    pub faults: Vec<Fault>,
+    /// The program that is told `work --url URL --folder FOLDER --by NAME`.
+    pub program: PathBuf,
+    /// A shell's command that kills the server and starts it again on the same port and data.
+    pub crash: Option<String>,
+    /// Whether the workers settle by id, as no worker should: for the proof that this is found out.
+    pub by_id: bool,
+    /// How long it may take until every job has ended once nothing is broken any more.
+    pub patience: Duration,
+}
+
+/// What a run came to.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// The checker's word.
+    pub verdict: Verdict,
+    /// How often which fault was injected.
+    pub faults: Vec<(Fault, usize)>,
+    /// From the last fault until every job had ended.
+    pub recovered_after: Duration,
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let faults: Vec<_> = self.faults.iter().map(|(fault, times)| format!("{times} {fault}")).collect();
+        let figures = self.verdict.figures;
+        write!(
+            f,
+            "{} jobs, {} runs ({} repeated), faults: {}; {} stale writes refused, {} calls unanswered, {} violations; \
+             at most {:.1} s without an outcome, all ended {:.1} s after the last fault",
+            figures.jobs,
+            figures.runs,
+            figures.repeated,
+            faults.join(", "),
+            figures.refused,
+            figures.unanswered,
+            self.verdict.violations.len(),
+            figures.longest_pause.as_secs_f64(),
+            self.recovered_after.as_secs_f64()
+        )
+    }
+}
+
+/// A worker's process, with a network of its own where there is one.
+struct Process {
+    child: Child,
+    proxy: Option<Arc<Proxy>>,
+}
+
+struct Processes<'o> {
+    options: &'o Options,
+    started: usize,
+    running: Vec<Process>,
+    /// Faults that are not over yet.
+    lasting: JoinSet<io::Result<()>>,
+}
+
+impl Processes<'_> {
+    async fn start(&mut self) -> Result<Process, BoxError> {
+        let options = self.options;
+        let (url, proxy) = if options.url.contains("://") {
+            let given = options.url.split_once('?').map_or("", |(_, given)| given);
+            // Else MongoDB's driver would ask the set for its members' addresses, and go past the proxy.
+            let given = if options.url.starts_with("mongodb") { "directConnection=true" } else { given };
+            let (url, proxy) = behind_proxy(&options.url, given).await?;
+            (url, Some(Arc::new(proxy)))
+        } else {
+            (options.url.clone(), None)
+        };
+        let mut command = Command::new(&options.program);
+        command.args(["work", "--url", &url, "--by", &format!("worker-{}", self.started), "--folder"]);
+        command.arg(&options.folder);
+        if options.by_id {
+            command.args(["--by-id", "true"]);
+        }
+        command.stdout(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
+        self.started += 1;
+        Ok(Process { child: command.spawn()?, proxy })
+    }
+
+    async fn inject(&mut self, fault: Fault) -> Result<(), BoxError> {
+        let place = fastrand::usize(..self.running.len());
+        // A program that could not connect has ended by itself.
+        if fault == Fault::Kill || self.running[place].child.try_wait()?.is_some() {
+            let _ = self.running[place].child.kill().await;
+            self.running[place] = self.start().await?;
+            return Ok(());
+        }
+        let longer = LEASE + LEASE / 2;
+        let process = &self.running[place];
+        match (fault, process.proxy.clone(), process.child.id()) {
+            (Fault::Freeze, _, Some(pid)) => {
+                signal(pid, "STOP").await?;
+                self.lasting.spawn(async move {
+                    sleep(longer).await;
+                    signal(pid, "CONT").await
+                });
+            }
+            (Fault::Cut, Some(proxy), _) => proxy.cut(),
+            (Fault::Lose, Some(proxy), _) => {
+                proxy.hold(Direction::ToClient);
+                sleep(Duration::from_millis(200)).await;
+                proxy.cut();
+                proxy.release();
+            }
+            (Fault::Silence, Some(proxy), _) => {
+                proxy.hold(Direction::ToServer);
+                proxy.hold(Direction::ToClient);
+                self.lasting.spawn(async move {
+                    sleep(longer).await;
+                    proxy.release();
+                    Ok(())
+                });
+            }
+            (Fault::Crash, ..) => {
+                let command = self.options.crash.as_ref().ok_or("how does the server crash?")?;
+                let ended = Command::new("sh").args(["-c", command]).stdout(Stdio::null()).status().await?;
+                if !ended.success() {
+                    return Err(format!("{command}: {ended}").into());
+                }
+            }
+            _ => return Err(format!("{fault} needs a server").into()),
+        }
+        Ok(())
+    }
+
+    /// Starts those anew that have ended by themselves.
+    async fn mend(&mut self) -> Result<(), BoxError> {
+        for place in 0..self.running.len() {
+            if self.running[place].child.try_wait()?.is_some() {
+                self.running[place] = self.start().await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+async fn signal(pid: u32, signal: &str) -> io::Result<()> {
+    // It may have ended meanwhile.
+    Command::new("kill").args([&format!("-{signal}"), &pid.to_string()]).stderr(Stdio::null()).status().await.map(drop)
+}
+
+/// The URL of the same database through a proxy of its own, with these options in the place of the URL's.
+///
+/// # Errors
+///
+/// A URL without a server, or a proxy that cannot be started.
+pub async fn behind_proxy(url: &str, options: &str) -> Result<(String, Proxy), BoxError> {
+    let (scheme, rest) = url.split_once("://").ok_or("the URL names no server")?;
+    let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+    let (user, server) = authority.split_at(authority.rfind('@').map_or(0, |at| at + 1));
+    let proxy = Proxy::start(server).await?;
+    let database = path.split('?').next().unwrap_or_default();
+    Ok((format!("{scheme}://{user}127.0.0.1:{}/{database}?{options}", proxy.port()), proxy))
+}
+
+/// Breaks things while workers work, waits until every job has ended, and judges what happened.
+///
+/// # Errors
+///
+/// It cannot be done, or not every job has ended in time. Violations are no error here: they are in the outcome.
+pub async fn run(options: &Options) -> Result<Outcome, BoxError> {
+    let queue = Queue::connect(&options.url).await?;
+    let recorder = Arc::new(Recorder::create(&options.folder, "run")?);
+    let mut processes = Processes { options, started: 0, running: Vec::new(), lasting: JoinSet::new() };
+    for _ in 0..options.workers {
+        let process = processes.start().await?;
+        processes.running.push(process);
+    }
+    let end = Instant::now() + options.lasts;
+    let producing = tokio::spawn(produce(options.url.clone(), Arc::clone(&recorder), options.rate, end));
+    let mut faults: Vec<_> = options.faults.iter().map(|fault| (*fault, 0)).collect();
+    let mut turns = Vec::new();
+    while Instant::now() < end {
+        sleep(options.pause).await;
+        if turns.is_empty() {
+            turns.extend(0..faults.len());
+            fastrand::shuffle(&mut turns);
+        }
+        if let Some((fault, times)) = turns.pop().map(|turn| &mut faults[turn]) {
+            recorder.write(What::Broke { what: fault.to_string() });
+            processes.inject(*fault).await?;
+            *times += 1;
+        }
+    }
+    while let Some(over) = processes.lasting.join_next().await {
+        over??;
+    }
+    let quiet = Instant::now();
+    producing.await??;
+    loop {
+        processes.mend().await?;
+        // Those connections that the last fault broke fail once more.
+        let state = match queue.counts().await {
+            Ok(counts) if counts.iter().all(|count| count.state.is_some_and(JobState::is_final)) => break,
+            Ok(counts) => format!("{counts:?}"),
+            Err(error) => error.to_string(),
+        };
+        if quiet.elapsed() > options.patience {
+            return Err(format!("not everything has ended after {} s: {state}", quiet.elapsed().as_secs()).into());
+        }
+        sleep(Duration::from_millis(100)).await;
+    }
+    let recovered_after = quiet.elapsed();
+    for process in &mut processes.running {
+        process.child.kill().await?;
+    }
+    let verdict = check(&read(&options.folder)?, &ends(&queue).await?);
+    Ok(Outcome { verdict, faults, recovered_after })
+}
+
+/// Enqueues until it is over. What was not answered is sent again, under the same ids.
+async fn produce(url: String, recorder: Arc<Recorder>, rate: usize, end: Instant) -> Result<(), BoxError> {
+    const BATCHES: usize = 20;
+    let queue = Queue::new(recorded(&url, &recorder).await?);
+    let mut ticks = tokio::time::interval(Duration::from_secs(1) / u32::try_from(BATCHES)?);
+    let mut number = 0;
+    while Instant::now() < end {
+        ticks.tick().await;
+        let mut jobs: Vec<NewJob> = Vec::new();
+        for _ in 0..rate.div_ceil(BATCHES) {
+            number += 1;
+            let mut job = queue.enqueue(&Work { number }).max_attempts(if number % 7 == 0 { 3 } else { 100 });
+            if number % 5 == 0 {
+                job = job.unique_key(format!("key {}", number % 50));
+            }
+            jobs.push(job.into_job()?);
+        }
+        let patience = Instant::now() + Duration::from_secs(60);
+        while let Err(error) = queue.enqueue_many(&jobs).await {
+            if Instant::now() > patience {
+                return Err(error.into());
+            }
+            sleep(Duration::from_millis(100)).await;
+        }
+    }
+    Ok(())
+}
+
+async fn ends(queue: &Queue) -> Result<Vec<Execution>, BoxError> {
+    let mut ends = Vec::new();
+    let mut after = None;
+    loop {
+        let page = queue.list(&ListFilter::default(), after, Limit::MAX.rows()).await?;
+        ends.extend(page.items.into_iter().map(|job| job.execution));
+        match page.next {
+            Some(next) => after = Some(next),
+            None => return Ok(ends),
+        }
+    }
+}
