@@ -43,11 +43,12 @@ if ! command -v cc >/dev/null; then
   fi
 fi
 
-log=$(mktemp)
+work=$(mktemp -d)
+log=$work/log
 started=()
 # shellcheck disable=SC2329 # the trap calls it
 clean_up() {
-  rm -f "$log"
+  rm -rf "$work"
   [ ${#started[@]} -eq 0 ] || scripts/servers.sh down "${started[@]}"
 }
 trap clean_up EXIT
@@ -71,17 +72,58 @@ TEST_WITHOUT=$(IFS=,; echo "${without[*]}")
 export TEST_WITHOUT
 echo "servers are ready after $((SECONDS - begun)) s"
 
-# Without --no-fail-fast the first failing binary would hide the others.
-if [ $# -eq 0 ]; then
+status=0
+if [ $# -gt 0 ]; then
+  cargo test --no-fail-fast "$@" 2>&1 | tee "$log" || status=$?
+else
   set -- --workspace --features full,metrics
   if left_out postgres; then set -- "$@" --exclude backend-postgres; fi
   if left_out mariadb && left_out mysql; then set -- "$@" --exclude backend-mysql; fi
   if left_out mongodb; then set -- "$@" --exclude backend-mongo; fi
-  # Most tests wait for a server most of the time.
-  set -- "$@" -- --test-threads=$(($(getconf _NPROCESSORS_ONLN) * 2))
+  # Cargo runs one program after the other, and each of them waits for one server most of the time. So cargo only notes what it
+  # would run, and the programs of different servers run side by side: those that use all of them come last.
+  export NOTED=$work/noted
+  cat >"$work/note" <<'NOTE'
+#!/usr/bin/env bash
+mkdir -p "$NOTED/$CARGO_PKG_NAME"
+{ export -p; printf 'cd %q; exec' "$PWD"; printf ' %q' "$@"; } >"$NOTED/$CARGO_PKG_NAME/$(basename "$1")"
+NOTE
+  chmod +x "$work/note"
+  # Says where the output of each is once it has ended.
+  one_after_the_other() {
+    local package program
+    for package in "$@"; do
+      for program in "$NOTED/$package"/*; do
+        printf '\n     Running %s %s\n' "$package" "${program##*/}" >"$program.out"
+        bash "$program" >>"$program.out" 2>&1 || echo "$package: ${program##*/} ended with $?" >>"$NOTED.failed"
+        echo "$program.out"
+      done
+    done
+  }
+  export -f one_after_the_other
+  side_by_side() {
+    local output
+    xargs -P 4 -I '{}' bash -c 'one_after_the_other {}' | while read -r output; do cat "$output"; done | tee -a "$log"
+  }
+  runner="target.'cfg(all())'.runner='$work/note'"
+  cargo test --no-fail-fast --config "$runner" "$@" -- --test-threads=$(($(getconf _NPROCESSORS_ONLN) * 3 / 2)) 2>&1 | tee "$log" || status=$?
+  # Cargo says itself what does not compile.
+  if [ -d "$NOTED" ]; then
+    with_one=() with_none=() with_all=()
+    for package in "$NOTED"/*; do
+      package=${package##*/}
+      case $package in
+        backend-sqlite) with_none+=("$package") ;;
+        backend-*) with_one+=("$package") ;;
+        fenced-queue | queue-chaos) with_all+=("$package") ;;
+        *) with_none+=("$package") ;;
+      esac
+    done
+    printf '%s\n' "${with_one[@]}" "${with_none[*]}" | side_by_side
+    printf '%s\n' "${with_all[@]}" | side_by_side
+    if [ -e "$NOTED.failed" ]; then status=101; fi
+  fi
 fi
-status=0
-cargo test --no-fail-fast "$@" 2>&1 | tee "$log" || status=$?
 
 echo
 echo "what ran ($((SECONDS - begun)) s, $(rustc --version)):"
@@ -94,5 +136,6 @@ grep -aE '^test result: ' "$log" | awk '
 if [ "$status" -ne 0 ]; then
   echo '  FAILED:'
   grep -aE '^test .*FAILED$|^error: ' "$log" | sed 's/^/    /' || true
+  if [ -e "$work/noted.failed" ]; then sed 's/^/    /' "$work/noted.failed"; fi
 fi
 exit "$status"

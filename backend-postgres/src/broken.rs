@@ -84,7 +84,7 @@ async fn a_claim_that_waits_for_locked_rows() {
         // Not part of the mistake: it need not take ten seconds.
         rewrite(backend, |sql| &mut sql.begin, "'10000'", "'100'");
     };
-    assert_caught(Way::ApplicationPool("serializable"), mistake, "claim::skips_locked_rows").await;
+    assert_caught(Way::ApplicationPool, mistake, "claim::skips_locked_rows").await;
 }
 
 /// Behind a pooler a statement without a transaction is sent in two parts, to two sessions.
@@ -137,7 +137,7 @@ async fn an_isolation_level_that_is_left_to_the_pool() {
     let mistake = |backend: &mut PostgresBackend| {
         rewrite(backend, |sql| &mut sql.begin, "BEGIN ISOLATION LEVEL READ COMMITTED", "BEGIN");
     };
-    assert_caught(Way::ApplicationPool("serializable"), mistake, "update::race_has_one_winner").await;
+    assert_caught(Way::ApplicationPool, mistake, "update::race_has_one_winner").await;
 }
 
 /// `least` passes over null: a time that is to be kept becomes the last that there is.
@@ -200,7 +200,7 @@ async fn a_sweep_of_waits_that_waits_for_locked_rows() {
         // Not part of the mistake: it need not take ten seconds.
         rewrite(backend, |sql| &mut sql.begin, "'10000'", "'100'");
     };
-    assert_caught(Way::ApplicationPool("serializable"), mistake, "waits::locked_jobs_are_skipped").await;
+    assert_caught(Way::ApplicationPool, mistake, "waits::locked_jobs_are_skipped").await;
 }
 
 /// What is there is judged as the statement saw it when it began, and not as it is when it gets the lock.

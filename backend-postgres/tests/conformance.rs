@@ -16,10 +16,8 @@ fn main() -> ExitCode {
         println!("conformance postgres: EXCLUDED by TEST_WITHOUT");
         return ExitCode::SUCCESS;
     }
-    let suite = Suite::new()
-        .harness(PostgresHarness::new(Way::Own))
-        .harness(PostgresHarness::new(Way::ApplicationPool("repeatable read")))
-        .harness(PostgresHarness::new(Way::ApplicationPool("serializable")));
+    let suite =
+        Suite::new().harness(PostgresHarness::new(Way::Own)).harness(PostgresHarness::new(Way::ApplicationPool));
     if is_left_out("pgbouncer") {
         println!("conformance postgres-pooler: EXCLUDED by TEST_WITHOUT");
         return suite.run();

@@ -49,8 +49,8 @@ pub(crate) struct PostgresHarness {
 pub(crate) enum Way {
     /// As the backend connects.
     Own,
-    /// The application's own pool of one connection, whose transactions are of this isolation level unless told.
-    ApplicationPool(&'static str),
+    /// The application's own pool of one connection, whose transactions are serializable unless told: a snapshot, and more.
+    ApplicationPool,
     /// Through a pooler in transaction mode.
     Pooler,
 }
@@ -80,8 +80,7 @@ impl Harness for PostgresHarness {
     fn name(&self) -> String {
         match self.way {
             Way::Own => "postgres",
-            Way::ApplicationPool("serializable") => "postgres-pool",
-            Way::ApplicationPool(_) => "postgres-pool-rr",
+            Way::ApplicationPool => "postgres-pool",
             Way::Pooler => "postgres-pooler",
         }
         .to_owned()
@@ -105,7 +104,7 @@ impl Harness for PostgresHarness {
         let version: String = sqlx::query_scalar("SELECT current_setting('server_version')").fetch_one(&pool).await?;
         Ok(match self.way {
             Way::Own => format!("PostgreSQL {version}"),
-            Way::ApplicationPool(level) => format!("PostgreSQL {version}, the application's pool of one, {level}"),
+            Way::ApplicationPool => format!("PostgreSQL {version}, the application's pool of one, serializable"),
             Way::Pooler => format!("PostgreSQL {version}, through a pooler in transaction mode"),
         })
     }
@@ -146,8 +145,8 @@ impl PostgresStore {
         let mut backend = match self.harness.way {
             Way::Own => PostgresBackend::connect_with(options.max_connections(6)).await?,
             Way::Pooler => PostgresBackend::connect_with(options.max_connections(6).transaction_pooler(true)).await?,
-            Way::ApplicationPool(level) => {
-                let strict = direct()?.options([("default_transaction_isolation", level)]);
+            Way::ApplicationPool => {
+                let strict = direct()?.options([("default_transaction_isolation", "serializable")]);
                 let pool = PgPoolOptions::new().max_connections(1).connect_with(strict).await?;
                 PostgresBackend::from_pool_with(pool, options).await?
             }

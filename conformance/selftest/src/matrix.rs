@@ -5,12 +5,10 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
-use std::time::Instant;
 
 use queue_conformance::Case;
 use queue_conformance::Harness;
 use queue_conformance::Level;
-use queue_conformance::Need;
 use queue_conformance::cases;
 use queue_conformance::run_case;
 use tokio::sync::Semaphore;
@@ -23,8 +21,6 @@ const SEED: u64 = 0x5eed;
 const PATIENCE: Duration = Duration::from_secs(20);
 /// The same for faults that may hang.
 const LITTLE_PATIENCE: Duration = Duration::from_secs(1);
-/// A case that takes longer round the reference runs against the faults that name it, and no others.
-const EXPENSIVE: Duration = Duration::from_millis(25);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
@@ -40,8 +36,6 @@ pub struct Matrix {
     parts: Vec<Part>,
     complaints: Vec<String>,
     faults: Vec<Fault>,
-    /// What each case took round the reference.
-    costs: BTreeMap<&'static str, Duration>,
 }
 
 /// The faults round one harness, in the order of their list.
@@ -107,9 +101,7 @@ impl Matrix {
             if !case.unmet(right.hooks(), right.capabilities()).is_empty() {
                 continue;
             }
-            let begun = Instant::now();
             let (verdict, report) = verdict(&right, &case, PATIENCE).await;
-            self.costs.insert(case.id, begun.elapsed());
             if verdict != Verdict::Passed {
                 self.complaints.push(format!("{name}, without a fault: {report}"));
             }
@@ -118,22 +110,14 @@ impl Matrix {
 
     /// Runs faults round the harness, each against the cases named for it, and unless `named_only` against the others too.
     pub async fn run(&mut self, name: &str, around: Around, faults: &[Fault], named_only: bool) {
-        let all = std::env::var_os("SELFTEST_ALL").is_some();
         self.faults.extend(faults);
-        let of_steps = |case: &Case| case.needs.contains(&Need::DurableSteps);
-        let steps: BTreeSet<_> = cases().iter().filter(|case| of_steps(case)).map(|case| case.id).collect();
         let permits = Arc::new(Semaphore::new(8));
         let mut running = Vec::new();
         for fault in faults {
             let mut tasks = Vec::new();
-            // What is wrong with steps alone is no other case's business.
-            let steps_alone = fault.caught_by.iter().all(|case| steps.contains(case));
             for case in cases() {
                 let harness = broken(*fault, &around);
-                let named = fault.caught_by.contains(&case.id);
-                let cheap = all || self.costs.get(case.id).is_none_or(|cost| *cost < EXPENSIVE);
-                let concerned = all || !steps_alone || of_steps(&case);
-                let runs = named || cheap && concerned && !named_only && !fault.hangs;
+                let runs = fault.caught_by.contains(&case.id) || !named_only && !fault.hangs;
                 if !runs || !case.unmet(harness.hooks(), harness.capabilities()).is_empty() {
                     continue;
                 }
