@@ -85,6 +85,8 @@ else
   export NOTED=$work/noted
   cat >"$work/note" <<'NOTE'
 #!/usr/bin/env bash
+# An example of the documentation is deleted afterwards.
+[[ $1 = */deps/* ]] || exec "$@"
 mkdir -p "$NOTED/$CARGO_PKG_NAME"
 { export -p; printf 'cd %q; exec' "$PWD"; printf ' %q' "$@"; } >"$NOTED/$CARGO_PKG_NAME/$(basename "$1")"
 NOTE
