@@ -18,7 +18,7 @@
 //! | environment | meaning |
 //! |---|---|
 //! | `QC_SEED` | the seed of the random histories; printed in the header |
-//! | `QC_SLOW` | multiplies the time-out of a case, 30 s |
+//! | `QC_SLOW` | multiplies the time-out of a case, 60 s |
 //!
 //! The suite never reports a fault that is none. It can overlook a race that did not happen; the number of rounds makes that rare.
 

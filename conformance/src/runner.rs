@@ -24,7 +24,7 @@ use crate::harness::Store;
 use crate::trace::Log;
 use crate::trace::clipped;
 
-const CASE_TIMEOUT: Duration = Duration::from_secs(30);
+const CASE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// All cases, over one or several harnesses, as a test binary.
 #[derive(Default)]

@@ -689,7 +689,7 @@ async fn contended_queue_drains(context: Context) -> Outcome {
             answer => break drop(answer?),
         }
     }
-    let short = 300;
+    let short = 3_000;
     let answers = context
         .race(JOBS, |_| {
             let handle = Arc::clone(&handle);
