@@ -6,6 +6,7 @@ use std::time::Duration;
 use std::time::Instant;
 
 use queue_core::*;
+use tokio::sync::oneshot;
 
 use crate::Damage;
 use crate::case::Case;
@@ -495,16 +496,25 @@ async fn claim_in_the_end(handle: &Handle, request: &ClaimRequest) -> Result<Cla
 
 async fn lease_starts_when_the_claim_happens(context: Context) -> Outcome {
     const HELD_FOR: Duration = Duration::from_millis(60);
+    let before = Instant::now();
     let (handle, hold) = held_beside_a_due_one(&context).await?;
-    // The moved clock is of no use here: a backend binds the offset before it waits. So real time passes.
-    let since = Instant::now();
+    let held = Instant::now();
+    let (begins, begun) = oneshot::channel();
     let claiming = {
         let handle = Arc::clone(&handle);
-        tokio::spawn(async move { claim_in_the_end(&handle, &claim_for(&worker("a"), 1)).await })
+        tokio::spawn(async move {
+            let _ = begins.send(());
+            claim_in_the_end(&handle, &claim_for(&worker("a"), 1)).await
+        })
     };
-    while since.elapsed() < HELD_FOR {
+    begun.await.map_err(|_| Failed::new("the claim did not begin"))?;
+    // The moved clock is of no use here: a backend binds the offset before it waits. So real time passes, and more of it than between
+    // the enqueue and the hold: so what was read before the wait is told from what was read after it by the age of the job.
+    let waits = Instant::now();
+    while waits.elapsed() < (held - before) + HELD_FOR {
         tokio::task::yield_now().await;
     }
+    let held_for = i64::try_from(held.elapsed().as_millis()).unwrap_or(i64::MAX);
     hold.roll_back().await?;
     let claimed = claiming.await??;
     let job = claimed.jobs.first().ok_or_else(|| Failed::new("the claim must bring a job"))?;
@@ -513,7 +523,7 @@ async fn lease_starts_when_the_claim_happens(context: Context) -> Outcome {
     check_eq!(row.lease_expires_at, whole, "the lease runs from the claim");
     if !handle.capabilities().skips_locked_rows {
         // Without row locks the claim happened when the store was free again; a little less for two clocks.
-        let free = job.created_at.saturating_add_millis(50);
+        let free = job.created_at.saturating_add_millis(held_for - 10);
         check!(
             row.claimed_at >= Some(free),
             "claimed at {:?}, but the store was not free before {free}",

@@ -166,7 +166,7 @@ async fn stale_at_the_very_millisecond(context: Context) -> Outcome {
     apply(&handle, &row, &Transition::Recover).await?;
     // Within a second too: whatever is listed can be recovered at once.
     for _ in 0..3 {
-        let request = with_lease(&claim_for(&worker("old"), 1), 500);
+        let request = with_lease(&claim_for(&worker("old"), 1), 2_500);
         let soon = claim_one(&handle, &request).await?;
         let stale = loop {
             match handle.stale(None, limit(10)).await?.items.pop() {
@@ -348,9 +348,9 @@ async fn a_late_heartbeat_wins(context: Context) -> Outcome {
     context.advance(2 * MINUTE).await?;
     let listed = handle.stale(None, limit(1)).await?.items;
     check_eq!(ids(&listed), [job.id()], "its lease has run out");
-    // So short a renewal that it has run out again when the sweep writes: it was renewed all the same.
-    handle.extend_leases(&Held::of(&job.execution).into_iter().collect::<Vec<_>>(), lease(1)).await?;
-    context.advance(10).await?;
+    handle.extend_leases(&Held::of(&job.execution).into_iter().collect::<Vec<_>>(), lease(MINUTE)).await?;
+    // It has run out again when the sweep writes: it was renewed all the same.
+    context.advance(2 * MINUTE).await?;
     conflicts(&handle, &listed[0], &Transition::Recover).await?;
     check_eq!(sweep(&handle).await?.recovered.len(), 1, "the next sweep sees the newer lease, expired");
     Ok(())
