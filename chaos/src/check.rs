@@ -190,11 +190,16 @@ fn lives(history: &[Entry], figures: &mut Figures) -> HashMap<JobId, Life> {
                 // One that keeps the moment, such as progress, is no part of the chain.
                 for change in changes.iter().filter(|change| change.to.is_some()) {
                     let life = lives.entry(change.job).or_default();
-                    // Sent again, it is the same change.
-                    if edge(&mut life.edges, change).is_none() {
-                        let is_own = life.claims.last().is_some_and(|claim| claim.by == entry.by);
-                        let change = change.clone();
-                        life.edges.push(Edge { change, sent: entry.at, made: Made::Perhaps, row: None, is_own });
+                    match edge(&mut life.edges, change) {
+                        None => {
+                            let is_own = life.claims.last().is_some_and(|claim| claim.by == entry.by);
+                            let change = change.clone();
+                            life.edges.push(Edge { change, sent: entry.at, made: Made::Perhaps, row: None, is_own });
+                        }
+                        // Not made before, it can be made by this sending.
+                        Some(edge) if edge.made == Made::No => (edge.made, edge.sent) = (Made::Perhaps, entry.at),
+                        // Sent again, it is the same change.
+                        Some(_) => {}
                     }
                 }
                 asked.insert(question(call), entry);

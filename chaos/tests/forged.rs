@@ -158,6 +158,21 @@ fn a_claim_whose_answer_was_lost_is_no_violation() {
 }
 
 #[test]
+fn what_was_not_made_at_first_may_be_made_when_it_is_sent_again() {
+    let (mut history, first) = running();
+    let row = Execution { state: Waiting, revision: Revision::random(), ..first.clone() };
+    let call = history.send("a", &first, &row);
+    history.write("a", What::Failed { call, nothing: true });
+    let call = history.send("a", &first, &row);
+    history.write("a", What::Failed { call, nothing: false });
+    // The next claim tells that it was made.
+    let second = history.claim("b", &row);
+    let done = history.update("b", &second, Completed);
+    history.end(&done);
+    assert_eq!(history.violations(), []);
+}
+
+#[test]
 fn a_process_that_died_may_have_done_it() {
     let (mut history, row) = running();
     let done = Execution { state: Completed, revision: Revision::random(), ..row.clone() };
