@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Workers that are killed, frozen and cut off, and servers that crash, for a long time on each store; then what became of the jobs.
-# The tests run the short form.
+# Workers that are killed, frozen and cut off, whose clocks are wrong, and servers that crash, end sessions, refuse writes and change
+# their primary, for a long time on each store; then what became of the jobs. The tests run a short form.
 #
-#   scripts/chaos.sh [--seconds N] [NAME...]   N seconds of faults on each, by default 600; sqlite postgres mysql mariadb mongodb
+#   scripts/chaos.sh [--seconds N] [NAME...]   N seconds of faults on each, by default 600; sqlite postgres mysql mariadb mongodb mongoset
 #
 # Starts servers of its own with scripts/servers.sh, which takes them down afterwards: not beside a run of the tests, unless
-# SERVERS_DIR is another folder.
+# SERVERS_DIR is another folder. Wrong clocks need libfaketime, and a full disk a file system of its own, which only root may mount; what
+# cannot be had is left out, and that is said.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=600
@@ -14,26 +15,50 @@ if [ "${1:-}" = --seconds ]; then
   shift 2
 fi
 names=("$@")
-[ ${#names[@]} -gt 0 ] || names=(sqlite postgres mysql mariadb mongodb)
+[ ${#names[@]} -gt 0 ] || names=(sqlite postgres mysql mariadb mongodb mongoset)
 for name in "${names[@]}"; do
-  case $name in sqlite | postgres | mysql | mariadb | mongodb) ;; *) sed -n '2,8s/^# \{0,1\}//p' "$0" >&2; exit 2 ;; esac
+  case $name in sqlite | postgres | mysql | mariadb | mongodb | mongoset) ;; *) sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2 ;; esac
 done
 cargo build -q -p queue-chaos
 program=$(mktemp -d)
+mounted=
 # shellcheck disable=SC2329 # the trap calls it
 clean_up() {
+  [ -z "$mounted" ] || umount "$mounted"
   rm -rf "$program"
   [ -z "${started:-}" ] || scripts/servers.sh down "$started"
 }
 trap clean_up EXIT
 # A build beside it must not change what runs.
-cp target/debug/queue-chaos "$program/queue-chaos"
+cp "${CARGO_TARGET_DIR:-target}/debug/queue-chaos" "$program/queue-chaos"
 run() { "$program/queue-chaos" run --seconds "$seconds" --pause 1500 --rate 300 "$@"; }
+
+libfaketime() { find /usr/lib /usr/local/lib -name libfaketime.so.1 2>/dev/null | head -n 1; }
+clocks=()
+case " ${names[*]}" in
+  *' '[pm]*)
+    if [ -z "$(libfaketime)" ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+      { apt-get -qq update && apt-get -qq install -y --no-install-recommends libfaketime; } >/dev/null 2>&1 || true
+    fi
+    clocks=(--clocks "$(libfaketime)")
+    [ -n "${clocks[1]}" ] || { clocks=(); echo 'LEFT OUT: wrong clocks, because libfaketime is not installed' >&2; }
+    ;;
+esac
+
 status=0
 for name in "${names[@]}"; do
   echo "$(date -u +%F) $name, $seconds s:"
   if [ "$name" = sqlite ]; then
-    run --url "sqlite:$program/queue.db" --faults kill,freeze || status=1
+    mkdir "$program/disk"
+    full=()
+    if [ "$(id -u)" = 0 ] && mount -t tmpfs -o size=1g tmpfs "$program/disk"; then
+      mounted=$program/disk
+      # dd fails because the disk is full.
+      full=(--do "full disk=dd if=/dev/zero of=$mounted/filler bs=64k status=none 2>/dev/null; sleep 1; rm $mounted/filler")
+    else
+      echo 'LEFT OUT: a full disk, because no file system can be mounted' >&2
+    fi
+    run --url "sqlite:$program/disk/queue.db" --faults kill,freeze --one-connection true "${full[@]}" || status=1
     continue
   fi
   if [ -n "$(scripts/servers.sh env "$name" | grep _URL || true)" ]; then
@@ -44,7 +69,19 @@ for name in "${names[@]}"; do
   environment=$(env -u "TEST_${name^^}_URL" scripts/servers.sh up "$name")
   eval "$environment"
   url=TEST_${name^^}_URL
-  run --url "${!url}" --faults kill,freeze,cut,lose,silence,crash --crash "scripts/servers.sh crash $name" || status=1
+  faults=kill,freeze,cut,lose,silence
+  commands=(crash terminate)
+  case $name in
+    mongodb) commands+=(stepdown) ;;
+    # The driver knows the members, and goes past whatever is put before them.
+    mongoset) faults=kill,freeze commands+=(stepdown) ;;
+    *) commands+=(readonly) ;;
+  esac
+  does=()
+  for command in "${commands[@]}"; do does+=(--do "$command=scripts/servers.sh $command $name"); done
+  # As an administrator MariaDB's root may write to a server that is read-only.
+  [ "$name" != mariadb ] || export "$url=${!url/root@/plain@}"
+  run --url "${!url}" --faults "$faults" "${does[@]}" "${clocks[@]}" || status=1
   unset "$url"
   scripts/servers.sh down "$name"
   started=

@@ -9,19 +9,21 @@ use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering;
-use std::time::SystemTime;
+use std::time::Duration;
 
 use fenced_queue::contract::Execution;
 use fenced_queue::contract::JobId;
 use fenced_queue::contract::JobState;
 use fenced_queue::contract::Revision;
+use rustix::time::ClockId;
+use rustix::time::clock_gettime;
 use serde::Deserialize;
 use serde::Serialize;
 
 /// One line of a record.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Entry {
-    /// By this machine's clock, in microseconds: all processes of a run share it.
+    /// By this machine's monotonic clock, in microseconds: all processes of a run share it.
     pub at: u64,
     /// Which process.
     pub by: String,
@@ -172,9 +174,10 @@ impl Recorder {
     }
 }
 
+/// By the clock that counts from this machine's start: the wall clocks of a run's processes may differ.
 fn micros() -> u64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+    let now = Duration::try_from(clock_gettime(ClockId::Monotonic)).expect("it counts up from 0");
+    u64::try_from(now.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// The whole history of a folder, in the order of time.

@@ -1,16 +1,21 @@
 //! Breaks things while workers work, and says what became of their jobs.
 //!
 //! ```text
-//! queue-chaos run --url URL [--seconds N] [--workers N] [--rate JOBS_PER_SECOND] [--pause MILLISECONDS] [--faults NAME,..] [--crash COMMAND]
+//! queue-chaos run --url URL [--seconds N] [--workers N] [--rate JOBS_PER_SECOND] [--pause MILLISECONDS]
+//!     [--faults NAME,..] [--do NAME=COMMAND].. [--clocks LIBRARY] [--one-connection true] [--by-id true]
 //! ```
 //!
-//! `--by-id true` makes the workers settle by id, as no worker should: the checker must find it. The store must be empty. Faults: kill, freeze, cut, lose, silence, crash. `--crash` is a shell's command that kills the server
-//! and starts it again. The program starts itself as the workers: `queue-chaos work`.
+//! The store must be empty. Faults: kill, freeze, cut, lose, silence; `--do` is another, which a shell's command injects and mends again,
+//! such as one that kills the server and starts it. `--clocks` is the library of libfaketime, by which the workers' wall clocks are set an
+//! hour apart. `--one-connection true` gives every second worker a pool of one connection to SQLite. `--by-id true` makes the workers settle
+//! by id, as no worker should: the checker must find it. The program starts itself as the workers: `queue-chaos work`.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
+use std::time::SystemTime;
 
+use queue_chaos::Fault;
 use queue_chaos::Options;
 use queue_chaos::run;
 use queue_chaos::work;
@@ -32,6 +37,7 @@ async fn told() -> Result<ExitCode, BoxError> {
     let what = arguments.next().unwrap_or_default();
     let folder = std::env::temp_dir().join(format!("queue-chaos-{}", std::process::id()));
     let mut by = String::new();
+    let mut commands = Vec::new();
     let mut options = Options {
         url: String::new(),
         folder,
@@ -41,7 +47,8 @@ async fn told() -> Result<ExitCode, BoxError> {
         rate: 100,
         faults: vec!["kill".parse()?, "freeze".parse()?],
         program: std::env::current_exe()?,
-        crash: None,
+        clocks: None,
+        one_connection: false,
         by_id: false,
         patience: Duration::from_secs(120),
     };
@@ -57,12 +64,26 @@ async fn told() -> Result<ExitCode, BoxError> {
             "--pause" => options.pause = Duration::from_millis(value.parse()?),
             "--faults" => options.faults = value.split(',').map(str::parse).collect::<Result<_, _>>()?,
             "--by-id" => options.by_id = value.parse()?,
-            "--crash" => options.crash = Some(value),
+            "--one-connection" => options.one_connection = value.parse()?,
+            "--clocks" => options.clocks = Some(PathBuf::from(value)),
+            "--do" => {
+                let (name, command) = value.split_once('=').ok_or_else(|| format!("{value}: no NAME=COMMAND"))?;
+                commands.push(Fault::Command { name: name.to_owned(), command: command.to_owned() });
+            }
             _ => return Err(format!("{argument}: no such option").into()),
         }
     }
+    options.faults.append(&mut commands);
     match what.as_str() {
-        "work" => work(&options.url, &options.folder, &by, options.by_id).await.map(|()| ExitCode::SUCCESS),
+        "work" => {
+            let Options { url, folder, by_id, one_connection, .. } = &options;
+            work(url, folder, &by, *by_id, *one_connection).await.map(|()| ExitCode::SUCCESS)
+        }
+        // What the wall clock of a worker says.
+        "clock" => {
+            println!("{}", SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_secs());
+            Ok(ExitCode::SUCCESS)
+        }
         "run" => {
             std::fs::create_dir_all(&options.folder)?;
             let outcome = run(&options).await?;

@@ -1,12 +1,15 @@
 //! Processes that work while this one breaks things.
 
 use std::fmt;
+use std::fs::File;
 use std::io;
+use std::path::Path;
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
+use std::time::SystemTime;
 
 use fenced_queue::Queue;
 use fenced_queue::contract::Execution;
@@ -19,6 +22,7 @@ use queue_conformance::Direction;
 use queue_conformance::Proxy;
 use tokio::process::Child;
 use tokio::process::Command;
+use tokio::task::JoinHandle;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio::time::sleep;
@@ -32,8 +36,11 @@ use crate::work::LEASE;
 use crate::work::Work;
 use crate::work::recorded;
 
+/// What libfaketime is told about the wall clock of one worker after the other.
+const CLOCKS: [&str; 3] = ["+1h", "-1h", "+0"];
+
 /// What is broken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// A worker is killed, and another started.
     Kill,
@@ -45,18 +52,22 @@ pub enum Fault {
     Lose,
     /// A worker and the database hear nothing of each other for longer than the lease, and then everything.
     Silence,
-    /// The server is killed and started again, by [`Options::crash`].
-    Crash,
+    /// Whatever a shell's command breaks, and mends again before it ends. One runs at a time, beside the other faults.
+    Command {
+        /// What people call it.
+        name: String,
+        /// The command.
+        command: String,
+    },
 }
 
 impl Fault {
-    const NAMES: [(&str, Self); 6] = [
+    const NAMES: [(&str, Self); 5] = [
         ("kill", Self::Kill),
         ("freeze", Self::Freeze),
         ("cut", Self::Cut),
         ("lose", Self::Lose),
         ("silence", Self::Silence),
-        ("crash", Self::Crash),
     ];
 }
 
@@ -64,15 +75,18 @@ impl FromStr for Fault {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let known = Self::NAMES.iter().find(|(name, _)| *name == text);
+        let known = Self::NAMES.into_iter().find(|(name, _)| *name == text);
         known
-            .map(|(_, fault)| *fault)
+            .map(|(_, fault)| fault)
             .ok_or_else(|| format!("{text}: known are {}", Self::NAMES.map(|(n, _)| n).join(", ")))
     }
 }
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Self::Command { name, .. } = self {
+            return f.write_str(name);
+        }
         let known = Self::NAMES.iter().find(|(_, fault)| fault == self);
         f.write_str(known.map_or("", |(name, _)| name))
     }
@@ -97,8 +111,10 @@ pub struct Options {
     pub faults: Vec<Fault>,
     /// The program that is told `work --url URL --folder FOLDER --by NAME`.
     pub program: PathBuf,
-    /// A shell's command that kills the server and starts it again on the same port and data.
-    pub crash: Option<String>,
+    /// The library of libfaketime, if the workers' wall clocks are to be an hour fast, an hour slow, or right, in turns.
+    pub clocks: Option<PathBuf>,
+    /// Whether every second worker has a pool of one connection. SQLite only.
+    pub one_connection: bool,
     /// Whether the workers settle by id, as no worker should: for the proof that this is found out.
     pub by_id: bool,
     /// How long it may take until every job has ended once nothing is broken any more.
@@ -112,6 +128,8 @@ pub struct Outcome {
     pub verdict: Verdict,
     /// How often which fault was injected.
     pub faults: Vec<(Fault, usize)>,
+    /// How often a worker could not begin, as where the server was down, and another was started in its place.
+    pub unstarted: usize,
     /// From the last fault until every job had ended.
     pub recovered_after: Duration,
 }
@@ -122,12 +140,13 @@ impl fmt::Display for Outcome {
         let figures = self.verdict.figures;
         write!(
             f,
-            "{} jobs, {} runs ({} repeated), faults: {}; {} stale writes refused, {} calls unanswered, {} violations; \
-             at most {:.1} s without an outcome, all ended {:.1} s after the last fault",
+            "{} jobs, {} runs ({} repeated), faults: {}; {} workers could not begin; {} stale writes refused, \
+             {} calls unanswered, {} violations; at most {:.1} s without an outcome, all ended {:.1} s after the last fault",
             figures.jobs,
             figures.runs,
             figures.repeated,
             faults.join(", "),
+            self.unstarted,
             figures.refused,
             figures.unanswered,
             self.verdict.violations.len(),
@@ -139,6 +158,7 @@ impl fmt::Display for Outcome {
 
 /// A worker's process, with a network of its own where there is one.
 struct Process {
+    by: String,
     child: Child,
     proxy: Option<Arc<Proxy>>,
 }
@@ -146,15 +166,19 @@ struct Process {
 struct Processes<'o> {
     options: &'o Options,
     started: usize,
+    unstarted: usize,
     running: Vec<Process>,
     /// Faults that are not over yet.
     lasting: JoinSet<io::Result<()>>,
+    /// The last [`Fault::Command`].
+    command: Option<JoinHandle<Result<(), BoxError>>>,
 }
 
 impl Processes<'_> {
     async fn start(&mut self) -> Result<Process, BoxError> {
         let options = self.options;
-        let (url, proxy) = if options.url.contains("://") {
+        // Behind a URL of several servers the driver would go past the proxy.
+        let (url, proxy) = if options.url.contains("://") && !options.url.contains(',') {
             let given = options.url.split_once('?').map_or("", |(_, given)| given);
             // Else MongoDB's driver would ask the set for its members' addresses, and go past the proxy.
             let given = if options.url.starts_with("mongodb") { "directConnection=true" } else { given };
@@ -163,28 +187,33 @@ impl Processes<'_> {
         } else {
             (options.url.clone(), None)
         };
+        let by = format!("worker-{}", self.started);
         let mut command = Command::new(&options.program);
-        command.args(["work", "--url", &url, "--by", &format!("worker-{}", self.started), "--folder"]);
-        command.arg(&options.folder);
+        command.args(["work", "--url", &url, "--by", &by, "--folder"]).arg(&options.folder);
         if options.by_id {
             command.args(["--by-id", "true"]);
         }
-        command.stdout(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
+        if options.one_connection && self.started % 2 == 1 {
+            command.args(["--one-connection", "true"]);
+        }
+        if let Some(library) = &options.clocks {
+            wrong_clock(&mut command, library, CLOCKS[self.started % CLOCKS.len()]);
+        }
+        let log = File::create(options.folder.join(format!("{by}.log")))?;
+        command.stdout(Stdio::null()).stderr(log).kill_on_drop(true);
         self.started += 1;
-        Ok(Process { child: command.spawn()?, proxy })
+        Ok(Process { by, child: command.spawn()?, proxy })
     }
 
-    async fn inject(&mut self, fault: Fault) -> Result<(), BoxError> {
+    async fn inject(&mut self, fault: &Fault) -> Result<(), BoxError> {
         let place = fastrand::usize(..self.running.len());
-        // A program that could not connect has ended by itself.
-        if fault == Fault::Kill || self.running[place].child.try_wait()?.is_some() {
-            let _ = self.running[place].child.kill().await;
-            self.running[place] = self.start().await?;
-            return Ok(());
-        }
         let longer = LEASE + LEASE / 2;
         let process = &self.running[place];
         match (fault, process.proxy.clone(), process.child.id()) {
+            (Fault::Kill, ..) => {
+                self.running[place].child.kill().await?;
+                self.running[place] = self.start().await?;
+            }
             (Fault::Freeze, _, Some(pid)) => {
                 signal(pid, "STOP").await?;
                 self.lasting.spawn(async move {
@@ -208,26 +237,63 @@ impl Processes<'_> {
                     Ok(())
                 });
             }
-            (Fault::Crash, ..) => {
-                let command = self.options.crash.as_ref().ok_or("how does the server crash?")?;
-                let ended = Command::new("sh").args(["-c", command]).stdout(Stdio::null()).status().await?;
-                if !ended.success() {
-                    return Err(format!("{command}: {ended}").into());
-                }
-            }
-            _ => return Err(format!("{fault} needs a server").into()),
+            (Fault::Command { command, .. }, ..) => self.command = Some(tokio::spawn(shell(command.clone()))),
+            // It ended just now.
+            (Fault::Freeze, ..) => {}
+            _ => return Err(format!("{fault} needs a URL of one server").into()),
         }
         Ok(())
     }
 
-    /// Starts those anew that have ended by themselves.
+    async fn command_is_over(&mut self) -> Result<(), BoxError> {
+        match self.command.take() {
+            Some(command) => command.await?,
+            None => Ok(()),
+        }
+    }
+
+    /// Starts those anew that could not begin.
+    ///
+    /// # Errors
+    ///
+    /// One has ended otherwise: only being killed ends a worker.
     async fn mend(&mut self) -> Result<(), BoxError> {
         for place in 0..self.running.len() {
-            if self.running[place].child.try_wait()?.is_some() {
-                self.running[place] = self.start().await?;
+            let Process { by, child, .. } = &mut self.running[place];
+            let Some(status) = child.try_wait()? else { continue };
+            if status.code() != Some(1) {
+                return Err(format!("{by} has ended by itself: {status}").into());
             }
+            self.unstarted += 1;
+            self.running[place] = self.start().await?;
         }
         Ok(())
+    }
+}
+
+async fn shell(command: String) -> Result<(), BoxError> {
+    let ended = Command::new("sh").args(["-c", &command]).stdin(Stdio::null()).stdout(Stdio::null()).status().await?;
+    if !ended.success() {
+        return Err(format!("{command}: {ended}").into());
+    }
+    Ok(())
+}
+
+/// Has the program read this wall clock; what it measures durations with is left alone.
+fn wrong_clock(command: &mut Command, library: &Path, clock: &str) {
+    command.env("LD_PRELOAD", library).env("FAKETIME", clock).env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+}
+
+/// That a worker would read a wrong clock.
+async fn clocks_are_wrong(program: &Path, library: &Path) -> Result<(), BoxError> {
+    const NEARLY_AN_HOUR: u64 = 3500;
+    let mut command = Command::new(program);
+    wrong_clock(command.arg("clock"), library, CLOCKS[0]);
+    let said = String::from_utf8(command.output().await?.stdout)?;
+    let right = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_secs();
+    match said.trim().parse::<u64>() {
+        Ok(wrong) if wrong > right + NEARLY_AN_HOUR => Ok(()),
+        _ => Err(format!("{} does not change the clock of {}: {said:?}", library.display(), program.display()).into()),
     }
 }
 
@@ -258,27 +324,36 @@ pub async fn behind_proxy(url: &str, options: &str) -> Result<(String, Proxy), B
 pub async fn run(options: &Options) -> Result<Outcome, BoxError> {
     let queue = Queue::connect(&options.url).await?;
     let recorder = Arc::new(Recorder::create(&options.folder, "run")?);
-    let mut processes = Processes { options, started: 0, running: Vec::new(), lasting: JoinSet::new() };
+    if let Some(library) = &options.clocks {
+        clocks_are_wrong(&options.program, library).await?;
+    }
+    let (running, lasting) = (Vec::new(), JoinSet::new());
+    let mut processes = Processes { options, started: 0, unstarted: 0, running, lasting, command: None };
     for _ in 0..options.workers {
         let process = processes.start().await?;
         processes.running.push(process);
     }
     let end = Instant::now() + options.lasts;
     let producing = tokio::spawn(produce(options.url.clone(), Arc::clone(&recorder), options.rate, end));
-    let mut faults: Vec<_> = options.faults.iter().map(|fault| (*fault, 0)).collect();
+    let mut faults: Vec<_> = options.faults.iter().map(|fault| (fault.clone(), 0)).collect();
     let mut turns = Vec::new();
     while Instant::now() < end {
         sleep(options.pause).await;
+        processes.mend().await?;
         if turns.is_empty() {
             turns.extend(0..faults.len());
             fastrand::shuffle(&mut turns);
         }
         if let Some((fault, times)) = turns.pop().map(|turn| &mut faults[turn]) {
+            if let Fault::Command { .. } = fault {
+                processes.command_is_over().await?;
+            }
             recorder.write(What::Broke { what: fault.to_string() });
-            processes.inject(*fault).await?;
+            processes.inject(fault).await?;
             *times += 1;
         }
     }
+    processes.command_is_over().await?;
     while let Some(over) = processes.lasting.join_next().await {
         over??;
     }
@@ -302,7 +377,7 @@ pub async fn run(options: &Options) -> Result<Outcome, BoxError> {
         process.child.kill().await?;
     }
     let verdict = check(&read(&options.folder)?, &ends(&queue).await?);
-    Ok(Outcome { verdict, faults, recovered_after })
+    Ok(Outcome { verdict, faults, unstarted: processes.unstarted, recovered_after })
 }
 
 /// Enqueues until it is over. What was not answered is sent again, under the same ids.

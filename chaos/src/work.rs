@@ -11,6 +11,8 @@ use fenced_queue::Queue;
 use fenced_queue::RetryPolicy;
 use fenced_queue::Worker;
 use fenced_queue::contract::Inspect;
+use fenced_queue::sqlite::SqliteBackend;
+use fenced_queue::sqlite::sqlx::sqlite::SqlitePoolOptions;
 use queue_conformance::BoxError;
 use serde::Deserialize;
 use serde::Serialize;
@@ -31,14 +33,18 @@ impl JobArgs for Work {
     const KIND: &'static str = "work";
 }
 
-/// Works until it is killed, and writes down what it does; with `by_id` as a queue that settles by id: see [`Recording::by_id`].
+/// Works until it is killed, and writes down what it does; with `by_id` as a queue that settles by id: see [`Recording::by_id`]; with
+/// `one_connection` on a pool of one connection, which SQLite alone can be told here.
 ///
 /// # Errors
 ///
 /// The store cannot be reached, or the record not be written.
-pub async fn work(url: &str, folder: &Path, by: &str, by_id: bool) -> Result<(), BoxError> {
+pub async fn work(url: &str, folder: &Path, by: &str, by_id: bool, one_connection: bool) -> Result<(), BoxError> {
     let recorder = Arc::new(Recorder::create(folder, by)?);
-    let recording = recorded(url, &recorder).await?;
+    let recording = match one_connection {
+        true => Recording::new(on_one_connection(url).await?, Arc::clone(&recorder)),
+        false => recorded(url, &recorder).await?,
+    };
     let queue = Queue::new(if by_id { recording.by_id() } else { recording });
     let worker = Worker::builder(&queue)
         .lease(LEASE)
@@ -55,6 +61,11 @@ pub async fn work(url: &str, folder: &Path, by: &str, by_id: bool) -> Result<(),
 pub(crate) async fn recorded(url: &str, recorder: &Arc<Recorder>) -> Result<Recording, BoxError> {
     let inner: Arc<dyn Inspect> = Arc::clone(Queue::connect_only(url).await?.backend());
     Ok(Recording::new(inner, Arc::clone(recorder)))
+}
+
+async fn on_one_connection(url: &str) -> Result<Arc<dyn Inspect>, BoxError> {
+    let pool = SqlitePoolOptions::new().max_connections(1).connect(url).await?;
+    Ok(Arc::new(SqliteBackend::from_pool(pool).await?))
 }
 
 async fn handle(recorder: Arc<Recorder>, context: JobContext, Work { number }: Work) -> Result<u64, NotDone> {

@@ -24,16 +24,19 @@ fn options(url: String, folder: &Path, faults: &[Fault]) -> Options {
         rate: 200,
         faults: faults.to_vec(),
         program: PathBuf::from(env!("CARGO_BIN_EXE_queue-chaos")),
-        crash: None,
+        clocks: None,
+        one_connection: false,
         by_id: false,
         patience: Duration::from_secs(60),
     }
 }
 
-async fn nothing_is_lost(name: &str, url: String, faults: &[Fault]) {
+/// With something else that happens meanwhile.
+async fn nothing_is_lost(name: &str, url: String, faults: &[Fault], meanwhile: impl Future<Output = ()>) {
     let folder = tempfile::tempdir().expect("a folder");
-    let options = options(url, folder.path(), faults);
-    let outcome = run(&options).await.unwrap_or_else(|error| panic!("{name}: {error}"));
+    let options = Options { one_connection: name == "sqlite", ..options(url, folder.path(), faults) };
+    let (outcome, ()) = tokio::join!(run(&options), meanwhile);
+    let outcome = outcome.unwrap_or_else(|error| panic!("{name}: {error}"));
     println!("chaos {name}: {outcome}");
     if !outcome.verdict.violations.is_empty() {
         panic!("{name}: {:?}; the records are in {}", outcome.verdict.violations, folder.keep().display());
@@ -47,15 +50,66 @@ async fn nothing_is_lost(name: &str, url: String, faults: &[Fault]) {
 /// On a database of its own, which is dropped after success.
 async fn on(server: &'static str) {
     let Some(database) = Database::create(server, "chaos").await else { return };
-    nothing_is_lost(server, database.url.clone(), &EVERYTHING).await;
+    let meanwhile = async {
+        match server {
+            "postgres" => postgres_ends_sessions(&database.url).await,
+            "mongodb" => {}
+            _ => mysql_ends_sessions(&database.url).await,
+        }
+    };
+    nothing_is_lost(server, database.url.clone(), &EVERYTHING, meanwhile).await;
     database.discard().await;
+}
+
+/// How often all sessions are ended: at last while the workers still have some seconds to go.
+const TIMES: usize = 4;
+
+async fn a_pause() {
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+}
+
+/// Every other time the new sessions can write nothing for the first second, and would not later: they must be given up.
+async fn postgres_ends_sessions(url: &str) {
+    use fenced_queue::postgres::sqlx::{AssertSqlSafe, Connection, PgConnection, query, query_scalar};
+    const END: &str = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
+                       WHERE datname = current_database() AND pid <> pg_backend_pid()";
+    let mut own = PgConnection::connect(url).await.expect("connects");
+    let name: String = query_scalar("SELECT current_database()").fetch_one(&mut own).await.expect("a name");
+    for time in 0..TIMES {
+        a_pause().await;
+        if time % 2 == 1 {
+            let text = AssertSqlSafe(format!("ALTER DATABASE {name} SET default_transaction_read_only = on"));
+            query(text).execute(&mut own).await.expect("runs");
+        }
+        let ended = query(END).fetch_all(&mut own).await.expect("runs");
+        assert!(!ended.is_empty(), "there were sessions");
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let text = AssertSqlSafe(format!("ALTER DATABASE {name} RESET default_transaction_read_only"));
+        query(text).execute(&mut own).await.expect("runs");
+    }
+}
+
+async fn mysql_ends_sessions(url: &str) {
+    use fenced_queue::mysql::sqlx::{AssertSqlSafe, Connection, MySqlConnection, query, query_scalar};
+    const SESSIONS: &str = "SELECT CAST(id AS UNSIGNED) FROM information_schema.processlist \
+                            WHERE db = DATABASE() AND id <> CONNECTION_ID()";
+    let mut own = MySqlConnection::connect(url).await.expect("connects");
+    for _ in 0..TIMES {
+        a_pause().await;
+        let sessions: Vec<u64> = query_scalar(SESSIONS).fetch_all(&mut own).await.expect("runs");
+        assert!(!sessions.is_empty(), "there were sessions");
+        for session in sessions {
+            // It may have ended by itself meanwhile.
+            let _ = query(AssertSqlSafe(format!("KILL {session}"))).execute(&mut own).await;
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_sqlite() {
     let folder = tempfile::tempdir().expect("a folder");
     let url = format!("sqlite:{}", folder.path().join("queue.db").display());
-    nothing_is_lost("sqlite", url, &[Fault::Kill, Fault::Freeze]).await;
+    nothing_is_lost("sqlite", url, &[Fault::Kill, Fault::Freeze], async {}).await;
 }
 
 /// The proof that the run and its checker can fail: what most queues do.
@@ -69,6 +123,22 @@ async fn workers_that_settle_by_id_are_found_out() {
     let found = |is_it: fn(&Violation) -> bool| outcome.verdict.violations.iter().any(is_it);
     assert!(found(|violation| matches!(violation, Violation::Overwritten(..))), "{outcome}");
     assert!(found(|violation| matches!(violation, Violation::FromALostClaim(..))), "{outcome}");
+}
+
+/// And a fault that could not be injected.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn workers_that_end_by_themselves_are_found_out() {
+    let fails = |program: &'static str, fault| async move {
+        let folder = tempfile::tempdir().expect("a folder");
+        let url = format!("sqlite:{}", folder.path().join("queue.db").display());
+        let options = Options { program: program.into(), ..options(url, folder.path(), &[fault]) };
+        run(&options).await.expect_err("it fails").to_string()
+    };
+    let does = |command: &str| Fault::Command { name: "it".to_owned(), command: command.to_owned() };
+    let said = fails("true", does("true")).await;
+    assert!(said.contains("has ended by itself"), "{said}");
+    let said = fails(env!("CARGO_BIN_EXE_queue-chaos"), does("exit 3")).await;
+    assert!(said.starts_with("exit 3: "), "{said}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
