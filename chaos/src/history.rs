@@ -14,7 +14,11 @@ use std::time::Duration;
 use fenced_queue::contract::Execution;
 use fenced_queue::contract::JobId;
 use fenced_queue::contract::JobState;
+use fenced_queue::contract::Json;
+use fenced_queue::contract::Name;
 use fenced_queue::contract::Revision;
+use fenced_queue::contract::Step;
+use fenced_queue::contract::StepState;
 use rustix::time::ClockId;
 use rustix::time::clock_gettime;
 use serde::Deserialize;
@@ -75,6 +79,88 @@ pub enum What {
         /// In their order.
         answers: Vec<Answer>,
     },
+    /// A step of a job is sent.
+    Step {
+        /// Which call.
+        call: u64,
+        /// The job.
+        job: JobId,
+        /// The step.
+        name: Name,
+        /// The moment of the job that it is based on.
+        from: Revision,
+        /// What is done to it.
+        action: Action,
+    },
+    /// It is answered.
+    Stepped {
+        /// Which call.
+        call: u64,
+        /// What became of the job.
+        answer: Answer,
+        /// The step as it is now; none after a refusal.
+        step: Option<Seen>,
+    },
+    /// The steps of a job are asked for.
+    Look {
+        /// Which call.
+        call: u64,
+        /// The job.
+        job: JobId,
+    },
+    /// Those are all.
+    Looked {
+        /// Which call.
+        call: u64,
+        /// As they are now.
+        steps: Vec<Seen>,
+    },
+    /// A job is to end, and another to go on in its place.
+    HandOver {
+        /// Which call.
+        call: u64,
+        /// The end.
+        change: Change,
+        /// The other job.
+        successor: Asked,
+    },
+    /// It is answered.
+    HandedOver {
+        /// Which call.
+        call: u64,
+        /// What became of the first job.
+        answer: Answer,
+    },
+    /// An event is sent.
+    Emit {
+        /// Which call.
+        call: u64,
+        /// Its key.
+        event: Name,
+        /// Its payload.
+        payload: Json,
+        /// For how many microseconds it is kept.
+        keep: u64,
+    },
+    /// The store has it.
+    Emitted {
+        /// Which call.
+        call: u64,
+        /// The payload of one that was kept before, which counts; none if this is the first.
+        kept: Option<Json>,
+    },
+    /// Waits whose time is over are to end.
+    TimeOut {
+        /// Which call.
+        call: u64,
+    },
+    /// They have ended.
+    TimedOut {
+        /// Which call.
+        call: u64,
+        /// The waits of these jobs.
+        jobs: Vec<JobId>,
+    },
     /// A call failed.
     Failed {
         /// Which call.
@@ -90,6 +176,24 @@ pub enum What {
         fence: u64,
         /// The attempt.
         attempt: u32,
+    },
+    /// The side effect of a step.
+    Effect {
+        /// The job.
+        job: JobId,
+        /// The step.
+        name: Name,
+        /// The fence of the claim.
+        fence: u64,
+    },
+    /// A handler was told how a step of it ended.
+    Told {
+        /// The job.
+        job: JobId,
+        /// The step.
+        name: Name,
+        /// How.
+        stage: Stage,
     },
     /// Something was broken.
     Broke {
@@ -133,6 +237,60 @@ pub enum Answer {
     Conflict(Execution),
     /// There is no such row, or it cannot be read.
     Missing,
+}
+
+/// What is done to a step.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Action {
+    /// Its effect is about to happen.
+    Begin,
+    /// It has this value.
+    Finish(Json),
+    /// The job waits.
+    Wait {
+        /// For this event, or for the time alone.
+        event: Option<Name>,
+        /// For so many microseconds, from when it is first registered.
+        time: u64,
+        /// The moment of the job that its suspension makes.
+        to: Option<Revision>,
+    },
+}
+
+/// A step as the store showed it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Seen {
+    /// Its name.
+    pub name: Name,
+    /// The fence of the claim that wrote it.
+    pub fence: u64,
+    /// How far it is.
+    pub stage: Stage,
+}
+
+/// How far a step is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Stage {
+    /// Its effect may have happened.
+    Begun,
+    /// The job waits.
+    Waiting,
+    /// It has this value.
+    Done(Json),
+    /// The time was over before the event came.
+    TimedOut,
+}
+
+impl From<&Step> for Seen {
+    fn from(step: &Step) -> Self {
+        let stage = match &step.state {
+            StepState::Begun => Stage::Begun,
+            StepState::Waiting(_) => Stage::Waiting,
+            StepState::Done(value) => Stage::Done(value.clone()),
+            StepState::TimedOut => Stage::TimedOut,
+        };
+        Self { name: step.name.clone(), fence: step.fence, stage }
+    }
 }
 
 /// Appends to a record. What was written is there also if the process is killed.

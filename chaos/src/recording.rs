@@ -6,12 +6,14 @@ use async_trait::async_trait;
 use fenced_queue::contract::*;
 
 use crate::history;
+use crate::history::Action;
 use crate::history::Answer;
 use crate::history::Asked;
 use crate::history::Recorder;
+use crate::history::Seen;
 use crate::history::What;
 
-/// Writes down every call that changes jobs, before it is made and when it is answered.
+/// Writes down every call that changes jobs, their steps or events, before it is made and when it is answered; and what is read of steps.
 pub struct Recording {
     inner: Arc<dyn Inspect>,
     recorder: Arc<Recorder>,
@@ -46,6 +48,11 @@ impl Recording {
         }
     }
 
+    fn steps(&self) -> Result<&dyn DurableSteps> {
+        let missing = || Error::not_applied(ErrorKind::Unsupported, "the store has no durable steps");
+        self.inner.durable_steps().ok_or_else(missing)
+    }
+
     fn failed(&self, call: u64, error: Error) -> Error {
         self.recorder.write(What::Failed { call, nothing: error.certainty() == Certainty::NotApplied });
         error
@@ -55,6 +62,31 @@ impl Recording {
 fn change(id: JobId, current: &Fingerprint, patch: &Patch) -> history::Change {
     let fails = patch.failure.is_some();
     history::Change { job: id, from: current.revision, to: patch.revision, state: patch.state, fails }
+}
+
+fn asked(job: &NewJob) -> Asked {
+    let key = job.unique_key.as_ref().map(ToString::to_string);
+    Asked { job: job.id, key, max_attempts: job.max_attempts.get() }
+}
+
+fn micros(delay: Delay) -> u64 {
+    u64::try_from(delay.as_millis()).unwrap_or(0).saturating_mul(1_000)
+}
+
+fn action(action: &StepAction) -> Action {
+    match action {
+        StepAction::Begin => Action::Begin,
+        StepAction::Finish(value) => Action::Finish(value.clone()),
+        StepAction::Wait(NewWait { event, suspension }) => Action::Wait {
+            event: event.clone(),
+            // Of a time by the store's clock nothing is known here.
+            time: match suspension.available {
+                Some(When::After(delay)) => micros(delay),
+                _ => 0,
+            },
+            to: suspension.revision,
+        },
+    }
 }
 
 fn answer(update: &Update) -> Answer {
@@ -69,9 +101,7 @@ fn answer(update: &Update) -> Answer {
 #[deny(clippy::missing_trait_methods)]
 impl Backend for Recording {
     fn capabilities(&self) -> Capabilities {
-        let mut capabilities = self.inner.capabilities();
-        capabilities.durable_steps = false;
-        capabilities
+        self.inner.capabilities()
     }
 
     async fn migrate(&self) -> Result<()> {
@@ -80,11 +110,6 @@ impl Backend for Recording {
 
     async fn enqueue(&self, jobs: &[NewJob]) -> Result<Vec<Enqueued>> {
         let call = self.recorder.call();
-        let asked = |job: &NewJob| Asked {
-            job: job.id,
-            key: job.unique_key.as_ref().map(ToString::to_string),
-            max_attempts: job.max_attempts.get(),
-        };
         self.recorder.write(What::Enqueue { call, jobs: jobs.iter().map(asked).collect() });
         let answers = self.inner.enqueue(jobs).await.map_err(|error| self.failed(call, error))?;
         let stored = answers.iter().map(|answer| !matches!(answer, Enqueued::Duplicate { .. })).collect();
@@ -156,8 +181,64 @@ impl Backend for Recording {
     }
 
     fn durable_steps(&self) -> Option<&dyn DurableSteps> {
-        // They change jobs past the record.
-        None
+        self.inner.durable_steps().map(|_| self as &dyn DurableSteps)
+    }
+}
+
+#[async_trait]
+#[deny(clippy::missing_trait_methods)]
+impl DurableSteps for Recording {
+    async fn steps(&self, id: JobId) -> Result<Vec<Step>> {
+        let call = self.recorder.call();
+        self.recorder.write(What::Look { call, job: id });
+        let steps = self.steps()?.steps(id).await.map_err(|error| self.failed(call, error))?;
+        self.recorder.write(What::Looked { call, steps: steps.iter().map(Seen::from).collect() });
+        Ok(steps)
+    }
+
+    async fn write_step(&self, write: &StepWrite) -> Result<Stepped> {
+        let call = self.recorder.call();
+        let (job, name, from, action) = (write.id, write.name.clone(), write.current.revision, action(&write.action));
+        self.recorder.write(What::Step { call, job, name, from, action });
+        let stepped = self.steps()?.write_step(write).await.map_err(|error| self.failed(call, error))?;
+        let step = stepped.step.as_ref().map(Seen::from);
+        self.recorder.write(What::Stepped { call, answer: answer(&stepped.update), step });
+        Ok(stepped)
+    }
+
+    async fn hand_over(&self, update: &UpdateRequest, successor: &NewJob) -> Result<(Update, Option<Enqueued>)> {
+        let call = self.recorder.call();
+        let change = change(update.id, &update.current, &update.patch);
+        self.recorder.write(What::HandOver { call, change, successor: asked(successor) });
+        let handed = self.steps()?.hand_over(update, successor).await;
+        let handed = handed.map_err(|error| self.failed(call, error))?;
+        self.recorder.write(What::HandedOver { call, answer: answer(&handed.0) });
+        Ok(handed)
+    }
+
+    async fn emit(&self, event: &NewEvent) -> Result<Emitted> {
+        let call = self.recorder.call();
+        let NewEvent { key, payload, keep } = event.clone();
+        self.recorder.write(What::Emit { call, event: key, payload, keep: micros(keep) });
+        let emitted = self.steps()?.emit(event).await.map_err(|error| self.failed(call, error))?;
+        let kept = match &emitted {
+            Emitted::New { .. } => None,
+            Emitted::Kept(payload) => Some(payload.clone()),
+        };
+        self.recorder.write(What::Emitted { call, kept });
+        Ok(emitted)
+    }
+
+    async fn time_out_waits(&self, limit: Limit) -> Result<Vec<JobId>> {
+        let call = self.recorder.call();
+        self.recorder.write(What::TimeOut { call });
+        let jobs = self.steps()?.time_out_waits(limit).await.map_err(|error| self.failed(call, error))?;
+        self.recorder.write(What::TimedOut { call, jobs: jobs.clone() });
+        Ok(jobs)
+    }
+
+    async fn purge_events(&self, limit: Limit) -> Result<u64> {
+        self.steps()?.purge_events(limit).await
     }
 }
 

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::time::SystemTime;
 
+use fenced_queue::JobArgs;
 use fenced_queue::Queue;
 use fenced_queue::contract::Execution;
 use fenced_queue::contract::JobState;
@@ -32,8 +33,11 @@ use crate::check::check;
 use crate::history::Recorder;
 use crate::history::What;
 use crate::history::read;
+use crate::recording::Recording;
+use crate::work::Errand;
 use crate::work::LEASE;
-use crate::work::Work;
+use crate::work::events;
+use crate::work::job;
 use crate::work::recorded;
 
 /// What libfaketime is told about the wall clock of one worker after the other.
@@ -140,11 +144,17 @@ impl fmt::Display for Outcome {
         let figures = self.verdict.figures;
         write!(
             f,
-            "{} jobs, {} runs ({} repeated), faults: {}; {} workers could not begin; {} stale writes refused, \
-             {} calls unanswered, {} violations; at most {:.1} s without an outcome, all ended {:.1} s after the last fault",
+            "{} jobs, {} runs ({} repeated), {} steps ({} effects repeated), {} events came, {} waits timed out, {} jobs went on as \
+             another, faults: {}; {} workers could not begin; {} stale writes refused, {} calls unanswered, {} violations; \
+             at most {:.1} s without an outcome, all ended {:.1} s after the last fault",
             figures.jobs,
             figures.runs,
             figures.repeated,
+            figures.steps,
+            figures.effects_repeated,
+            figures.came,
+            figures.timed_out,
+            figures.continued,
             faults.join(", "),
             self.unstarted,
             figures.refused,
@@ -376,7 +386,8 @@ pub async fn run(options: &Options) -> Result<Outcome, BoxError> {
     for process in &mut processes.running {
         process.child.kill().await?;
     }
-    let verdict = check(&read(&options.folder)?, &ends(&queue).await?);
+    let ends = ends(&Queue::new(recorded(&options.url, &recorder).await?)).await?;
+    let verdict = check(&read(&options.folder)?, &ends);
     Ok(Outcome { verdict, faults, unstarted: processes.unstarted, recovered_after })
 }
 
@@ -386,16 +397,21 @@ async fn produce(url: String, recorder: Arc<Recorder>, rate: usize, end: Instant
     let queue = Queue::new(recorded(&url, &recorder).await?);
     let mut ticks = tokio::time::interval(Duration::from_secs(1) / u32::try_from(BATCHES)?);
     let mut number = 0;
+    let mut emissions = JoinSet::new();
     while Instant::now() < end {
         ticks.tick().await;
         let mut jobs: Vec<NewJob> = Vec::new();
         for _ in 0..rate.div_ceil(BATCHES) {
             number += 1;
-            let mut job = queue.enqueue(&Work { number }).max_attempts(if number % 7 == 0 { 3 } else { 100 });
-            if number % 5 == 0 {
-                job = job.unique_key(format!("key {}", number % 50));
+            jobs.push(job(&queue, number)?);
+            for (event, after) in events(number) {
+                let queue = queue.clone();
+                emissions.spawn(async move {
+                    sleep(after).await;
+                    // One that fails may come, or not: as the record says.
+                    let _ = queue.emit(&event, &fastrand::u64(..)).await;
+                });
             }
-            jobs.push(job.into_job()?);
         }
         let patience = Instant::now() + Duration::from_secs(60);
         while let Err(error) = queue.enqueue_many(&jobs).await {
@@ -404,16 +420,24 @@ async fn produce(url: String, recorder: Arc<Recorder>, rate: usize, end: Instant
             }
             sleep(Duration::from_millis(100)).await;
         }
+        while emissions.try_join_next().is_some() {}
     }
+    while emissions.join_next().await.is_some() {}
     Ok(())
 }
 
-async fn ends(queue: &Queue) -> Result<Vec<Execution>, BoxError> {
+/// What is there in the end; what is read of steps goes into the record.
+async fn ends(queue: &Queue<Recording>) -> Result<Vec<Execution>, BoxError> {
     let mut ends = Vec::new();
     let mut after = None;
     loop {
         let page = queue.list(&ListFilter::default(), after, Limit::MAX.rows()).await?;
-        ends.extend(page.items.into_iter().map(|job| job.execution));
+        for job in page.items {
+            if job.kind.as_str() == Errand::KIND {
+                queue.steps(job.id()).await?;
+            }
+            ends.push(job.execution);
+        }
         match page.next {
             Some(next) => after = Some(next),
             None => return Ok(ends),

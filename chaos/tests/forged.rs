@@ -4,11 +4,16 @@ use fenced_queue::contract::Execution;
 use fenced_queue::contract::JobId;
 use fenced_queue::contract::JobState;
 use fenced_queue::contract::JobState::*;
+use fenced_queue::contract::Json;
+use fenced_queue::contract::Name;
 use fenced_queue::contract::Revision;
+use queue_chaos::Action;
 use queue_chaos::Answer;
 use queue_chaos::Asked;
 use queue_chaos::Change;
 use queue_chaos::Entry;
+use queue_chaos::Seen;
+use queue_chaos::Stage;
 use queue_chaos::Verdict;
 use queue_chaos::Violation;
 use queue_chaos::What;
@@ -20,7 +25,28 @@ struct History {
     entries: Vec<Entry>,
     ends: Vec<Execution>,
     calls: u64,
+    now: u64,
 }
+
+fn name(text: &str) -> Name {
+    text.parse().expect("a name")
+}
+
+fn json(text: &str) -> Json {
+    Json::from_text(text).expect("JSON")
+}
+
+fn done(value: &str) -> Stage {
+    Stage::Done(json(value))
+}
+
+fn moved(row: &Execution, state: JobState) -> Execution {
+    Execution { state, revision: Revision::random(), ..row.clone() }
+}
+
+/// A millisecond, and a time far beyond what two clocks may differ by.
+const SHORT: u64 = 1_000;
+const LONG: u64 = 10_000_000;
 
 impl History {
     fn call(&mut self) -> u64 {
@@ -29,8 +55,8 @@ impl History {
     }
 
     fn write(&mut self, by: &str, what: What) {
-        let at = 1_000 * (self.entries.len() as u64 + 1);
-        self.entries.push(Entry { at, by: by.into(), what });
+        self.now += 1_000;
+        self.entries.push(Entry { at: self.now, by: by.into(), what });
     }
 
     /// A job that the store has accepted; what it then is.
@@ -93,6 +119,94 @@ impl History {
         to
     }
 
+    fn ask(&mut self, by: &str, row: &Execution, step: &str, action: Action) -> u64 {
+        let call = self.call();
+        self.write(by, What::Step { call, job: row.id, name: name(step), from: row.revision, action });
+        call
+    }
+
+    fn stepped(&mut self, by: &str, call: u64, step: &str, row: &Execution, stage: Stage) {
+        let step = Some(Seen { name: name(step), fence: row.fence, stage });
+        self.write(by, What::Stepped { call, answer: Answer::Applied(row.clone()), step });
+    }
+
+    /// A step that is granted, and its effect.
+    fn effect(&mut self, by: &str, row: &Execution, step: &str) {
+        let call = self.ask(by, row, step, Action::Begin);
+        self.stepped(by, call, step, row, Stage::Begun);
+        self.write(by, What::Effect { job: row.id, name: name(step), fence: row.fence });
+    }
+
+    fn finish(&mut self, by: &str, row: &Execution, step: &str, value: &str) {
+        let call = self.ask(by, row, step, Action::Finish(json(value)));
+        self.stepped(by, call, step, row, done(value));
+    }
+
+    /// A wait for `event`, to be registered.
+    fn ask_to_wait(&mut self, by: &str, row: &Execution, to: &Execution, time: u64) -> u64 {
+        let (event, to) = (Some(name("event")), Some(to.revision));
+        self.ask(by, row, "wait", Action::Wait { event, time, to })
+    }
+
+    /// A wait that is registered.
+    fn wait(&mut self, by: &str, row: &Execution, time: u64) -> Execution {
+        let to = Execution { attempt: row.attempt - 1, ..moved(row, Suspended) };
+        let call = self.ask_to_wait(by, row, &to, time);
+        self.stepped(by, call, "wait", &to, Stage::Waiting);
+        to
+    }
+
+    /// `event`, emitted for the first time.
+    fn emit(&mut self, payload: &str) {
+        self.emit_for(payload, 1_000 * LONG, None);
+    }
+
+    fn emit_for(&mut self, payload: &str, keep: u64, kept: Option<&str>) {
+        let call = self.call();
+        self.write("producer", What::Emit { call, event: name("event"), payload: json(payload), keep });
+        self.write("producer", What::Emitted { call, kept: kept.map(json) });
+    }
+
+    /// A call that ends waits.
+    fn time_out(&mut self, row: &Execution) {
+        let call = self.call();
+        self.write("a", What::TimeOut { call });
+        self.write("a", What::TimedOut { call, jobs: vec![row.id] });
+    }
+
+    /// How the wait is, as its handler reads it.
+    fn look(&mut self, by: &str, row: &Execution, fence: u64, stage: Stage) {
+        self.look_at(by, row, &[("wait", fence, stage)]);
+    }
+
+    fn look_at(&mut self, by: &str, row: &Execution, steps: &[(&str, u64, Stage)]) {
+        let call = self.call();
+        self.write(by, What::Look { call, job: row.id });
+        let seen =
+            |(step, fence, stage): &(&str, u64, Stage)| Seen { name: name(step), fence: *fence, stage: stage.clone() };
+        self.write(by, What::Looked { call, steps: steps.iter().map(seen).collect() });
+    }
+
+    fn tell(&mut self, by: &str, row: &Execution, step: &str, stage: Stage) {
+        self.write(by, What::Told { job: row.id, name: name(step), stage });
+    }
+
+    /// A job to go on in the place of this one, not answered yet: the end, the other job, the call.
+    fn ask_to_hand_over(&mut self, by: &str, row: &Execution) -> (Execution, Execution, u64) {
+        let (call, to) = (self.call(), moved(row, Completed));
+        let other = Execution { id: JobId::new(), attempt: 0, fence: 0, ..moved(row, Waiting) };
+        let change = Change { job: row.id, from: row.revision, to: Some(to.revision), state: Completed, fails: false };
+        let successor = Asked { job: other.id, key: None, max_attempts: 3 };
+        self.write(by, What::HandOver { call, change, successor });
+        (to, other, call)
+    }
+
+    /// The job completes.
+    fn complete(&mut self, by: &str, row: &Execution) {
+        let row = self.update(by, row, Completed);
+        self.end(&row);
+    }
+
     /// That is how the job is in the end.
     fn end(&mut self, row: &Execution) {
         self.ends.push(row.clone());
@@ -104,6 +218,11 @@ impl History {
 
     fn violations(&self) -> Vec<Violation> {
         self.verdict().violations
+    }
+
+    fn finds(&self, violation: Violation) {
+        let violations = self.violations();
+        assert!(violations.contains(&violation), "{violation:?} is not among {violations:?}");
     }
 }
 
@@ -368,4 +487,421 @@ fn a_key_that_was_free_again() {
     let unkeyed = history.enqueue(Some("another"));
     history.end(&unkeyed);
     assert_eq!(history.violations(), []);
+}
+
+/// A job that waits, from its first moment on.
+fn waiting(time: u64) -> (History, Execution) {
+    let (mut history, row) = running();
+    let row = history.wait("a", &row, time);
+    (history, row)
+}
+
+#[test]
+fn steps_that_can_be_are_no_violation() {
+    let (mut history, first) = running();
+    // The effect happens, and nobody is told of it; another worker has the job, and another value.
+    history.effect("a", &first, "step");
+    let row = history.update("b", &first, Waiting);
+    let second = history.claim("b", &row);
+    history.look_at("b", &second, &[("step", 1, Stage::Begun)]);
+    history.effect("b", &second, "step");
+    // Late, and refused.
+    let call = history.ask("a", &first, "step", Action::Finish(json("1")));
+    history.write("a", What::Stepped { call, answer: Answer::Conflict(second.clone()), step: None });
+    // The answer is lost; the second time it is there.
+    let call = history.ask("b", &second, "step", Action::Finish(json("2")));
+    history.write("b", What::Failed { call, nothing: false });
+    history.finish("b", &second, "step", "2");
+    history.tell("b", &second, "step", done("2"));
+    let row = history.wait("b", &second, LONG);
+    history.emit("3");
+    let third = history.claim("a", &row);
+    history.look_at("a", &third, &[("step", 2, done("2")), ("wait", 2, done("3"))]);
+    history.tell("a", &third, "step", done("2"));
+    history.tell("a", &third, "wait", done("3"));
+    let (done, other, call) = history.ask_to_hand_over("a", &third);
+    history.write("a", What::Failed { call, nothing: false });
+    let change =
+        Change { job: third.id, from: third.revision, to: Some(done.revision), state: Completed, fails: false };
+    let (call, successor) = (history.call(), Asked { job: other.id, key: None, max_attempts: 3 });
+    history.write("a", What::HandOver { call, change, successor });
+    history.write("a", What::HandedOver { call, answer: Answer::Conflict(done.clone()) });
+    history.end(&done);
+    let row = history.claim("b", &other);
+    // This one finds the event, and goes on.
+    let call = history.ask_to_wait("b", &row, &moved(&row, Suspended), LONG);
+    history.stepped("b", call, "wait", &row, Stage::Done(json("3")));
+    history.complete("b", &row);
+    let verdict = history.verdict();
+    assert_eq!(verdict.violations, []);
+    let figures = verdict.figures;
+    assert_eq!(
+        (figures.jobs, figures.runs, figures.repeated),
+        (2, 4, 1),
+        "one is a run of the other job, one after a wait"
+    );
+    assert_eq!((figures.steps, figures.effects_repeated, figures.came, figures.timed_out), (1, 1, 2, 0));
+    assert_eq!((figures.continued, figures.refused, figures.unanswered), (1, 1, 2));
+}
+
+#[test]
+fn a_wait_that_times_out_is_no_violation() {
+    let (mut history, row) = waiting(SHORT);
+    history.time_out(&row);
+    // It comes too late.
+    history.emit("1");
+    let row = history.claim("b", &row);
+    history.look("b", &row, 1, Stage::TimedOut);
+    history.tell("b", &row, "wait", Stage::TimedOut);
+    history.complete("b", &row);
+    let verdict = history.verdict();
+    assert_eq!(verdict.violations, []);
+    assert_eq!((verdict.figures.came, verdict.figures.timed_out), (0, 1));
+}
+
+#[test]
+fn whoever_died_may_have_ended_a_wait() {
+    let (mut history, row) = waiting(SHORT);
+    let call = history.call();
+    history.write("b", What::TimeOut { call });
+    history.emit("1");
+    let row = history.claim("b", &row);
+    history.look("b", &row, 1, Stage::TimedOut);
+    history.complete("b", &row);
+    assert_eq!(history.violations(), []);
+}
+
+#[test]
+fn an_emission_without_an_answer_may_have_ended_a_wait() {
+    let (mut history, row) = waiting(LONG);
+    let call = history.call();
+    history.write("b", What::Emit { call, event: name("event"), payload: json("1"), keep: LONG });
+    let row = history.claim("b", &row);
+    history.look("b", &row, 1, done("1"));
+    history.complete("b", &row);
+    assert_eq!(history.violations(), []);
+}
+
+#[test]
+fn a_registration_whose_answer_was_lost_is_no_violation() {
+    let (mut history, row) = running();
+    let to = Execution { attempt: 0, ..moved(&row, Suspended) };
+    let call = history.ask_to_wait("a", &row, &to, LONG);
+    history.write("a", What::Failed { call, nothing: false });
+    let call = history.ask_to_wait("a", &row, &to, LONG);
+    history.write("a", What::Stepped { call, answer: Answer::Conflict(to.clone()), step: None });
+    history.emit("1");
+    let row = history.claim("a", &to);
+    history.look("a", &row, 1, done("1"));
+    history.complete("a", &row);
+    assert_eq!(history.violations(), []);
+}
+
+#[test]
+fn an_event_that_was_kept_for_a_moment_may_be_missed() {
+    let (mut history, row) = running();
+    history.emit_for("1", SHORT, None);
+    history.now += LONG;
+    let row = history.wait("a", &row, SHORT);
+    history.time_out(&row);
+    history.emit_for("2", SHORT, None);
+    let row = history.claim("a", &row);
+    history.look("a", &row, 1, Stage::TimedOut);
+    history.complete("a", &row);
+    history.now += LONG;
+    history.write("run", What::Broke { what: "nothing".into() });
+    assert_eq!(history.violations(), []);
+}
+
+#[test]
+fn a_step_that_is_granted_to_a_lost_claim() {
+    let (mut history, first) = running();
+    let row = history.update("b", &first, Waiting);
+    let second = history.claim("b", &row);
+    history.effect("a", &first, "step");
+    history.complete("b", &second);
+    assert_eq!(history.violations(), [Violation::StepOfALostClaim(first.id, name("step"))]);
+}
+
+#[test]
+fn a_step_that_is_granted_by_the_row_of_another_claim() {
+    let (mut history, first) = running();
+    let row = history.update("b", &first, Waiting);
+    // It is asked before anybody knows of the second claim.
+    let call = history.ask("a", &first, "step", Action::Finish(json("1")));
+    let second = history.claim("b", &row);
+    history.stepped("a", call, "step", &second, done("1"));
+    history.complete("b", &second);
+    assert_eq!(history.violations(), [Violation::StepOfALostClaim(first.id, name("step"))]);
+}
+
+#[test]
+fn a_step_after_the_job_was_given_up() {
+    let (mut history, first) = running();
+    let row = history.wait("a", &first, LONG);
+    history.effect("a", &first, "step");
+    history.emit("1");
+    let row = history.claim("a", &row);
+    history.complete("a", &row);
+    assert_eq!(history.violations(), [Violation::StepOfALostClaim(first.id, name("step"))]);
+}
+
+#[test]
+fn an_effect_that_was_not_granted() {
+    let (mut history, row) = running();
+    let call = history.ask("a", &row, "step", Action::Begin);
+    history.write("a", What::Effect { job: row.id, name: name("step"), fence: 1 });
+    history.stepped("a", call, "step", &row, Stage::Begun);
+    history.complete("a", &row);
+    assert_eq!(history.violations(), [Violation::EffectUngranted(row.id, name("step"), 1)]);
+}
+
+#[test]
+fn an_effect_that_happens_twice_under_one_claim() {
+    let (mut history, row) = running();
+    history.effect("a", &row, "step");
+    history.effect("a", &row, "step");
+    history.complete("a", &row);
+    assert_eq!(history.violations(), [Violation::EffectTwice(row.id, name("step"), 1)]);
+}
+
+#[test]
+fn a_step_with_two_values() {
+    let (mut history, first) = running();
+    history.effect("a", &first, "step");
+    history.finish("a", &first, "step", "1");
+    let row = history.update("a", &first, Waiting);
+    let second = history.claim("b", &row);
+    history.finish("b", &second, "step", "2");
+    history.complete("b", &second);
+    assert_eq!(history.violations(), [Violation::SecondEnd(first.id, name("step"))]);
+}
+
+#[test]
+fn a_handler_that_is_told_another_value() {
+    let (mut history, row) = running();
+    history.effect("a", &row, "step");
+    history.finish("a", &row, "step", "1");
+    history.tell("a", &row, "step", done("2"));
+    history.complete("a", &row);
+    history.finds(Violation::SecondEnd(row.id, name("step")));
+    history.finds(Violation::ToldUnstored(row.id, name("step")));
+}
+
+#[test]
+fn a_handler_that_is_told_what_is_not_stored_yet() {
+    let (mut history, row) = running();
+    history.effect("a", &row, "step");
+    history.tell("a", &row, "step", done("1"));
+    history.finish("a", &row, "step", "1");
+    history.complete("a", &row);
+    assert_eq!(history.violations(), [Violation::ToldUnstored(row.id, name("step"))]);
+}
+
+#[test]
+fn a_wait_that_ends_in_both_ways() {
+    let (mut history, row) = waiting(SHORT);
+    history.time_out(&row);
+    history.emit("1");
+    let row = history.claim("a", &row);
+    history.look("a", &row, 1, Stage::TimedOut);
+    history.look("a", &row, 1, done("1"));
+    history.complete("a", &row);
+    assert_eq!(history.violations(), [Violation::SecondEnd(row.id, name("wait"))]);
+}
+
+#[test]
+fn a_wait_from_which_a_job_goes_on_twice() {
+    let (mut history, row) = waiting(SHORT);
+    history.emit("1");
+    let second = history.claim("a", &row);
+    // The time ends it as well, and takes the job from its holder.
+    history.time_out(&row);
+    let third = history.claim("b", &second);
+    let late = moved(&second, Completed);
+    let call = history.send("a", &second, &late);
+    history.write("a", What::Updated { call, answers: vec![Answer::Conflict(third.clone())] });
+    history.complete("b", &third);
+    assert_eq!(history.violations(), [Violation::Overwritten(row.id, second.revision)]);
+}
+
+#[test]
+fn a_suspension_that_is_overwritten() {
+    let (mut history, first) = running();
+    let suspended = history.wait("a", &first, LONG);
+    history.complete("a", &first);
+    history.finds(Violation::Forked(first.id, first.revision));
+    history.finds(Violation::Overwritten(first.id, suspended.revision));
+}
+
+#[test]
+fn a_suspended_job_that_is_left_for_ever() {
+    let (mut history, row) = waiting(LONG);
+    history.end(&row);
+    assert_eq!(history.violations(), [Violation::Unfinished(row.id, Suspended)]);
+}
+
+#[test]
+fn a_job_that_goes_on_before_its_wait_has_ended() {
+    let (mut history, row) = waiting(LONG);
+    let row = history.claim("a", &row);
+    history.look("a", &row, 1, Stage::Waiting);
+    history.complete("a", &row);
+    assert_eq!(history.violations(), [Violation::GoneOnWaiting(row.id, name("wait"))]);
+}
+
+#[test]
+fn a_step_that_is_forgotten() {
+    let (mut history, row) = running();
+    history.effect("a", &row, "step");
+    history.look_at("a", &row, &[]);
+    history.complete("a", &row);
+    assert_eq!(history.violations(), [Violation::Forgotten(row.id, name("step"))]);
+}
+
+#[test]
+fn an_effect_that_begins_again_after_its_end() {
+    let (mut history, first) = running();
+    history.effect("a", &first, "step");
+    history.finish("a", &first, "step", "1");
+    let row = history.update("a", &first, Waiting);
+    let second = history.claim("b", &row);
+    history.effect("b", &second, "step");
+    history.complete("b", &second);
+    assert_eq!(history.violations(), [Violation::Forgotten(first.id, name("step"))]);
+}
+
+#[test]
+fn a_value_of_nobody() {
+    let (mut history, row) = running();
+    history.look_at("a", &row, &[("step", 1, done("1"))]);
+    history.complete("a", &row);
+    assert_eq!(history.violations(), [Violation::EndOfNobody(row.id, name("step"))]);
+}
+
+#[test]
+fn a_payload_of_nobody() {
+    let (mut history, row) = waiting(LONG);
+    let row = history.claim("a", &row);
+    history.look("a", &row, 1, done("1"));
+    history.complete("a", &row);
+    assert_eq!(history.violations(), [Violation::EndOfNobody(row.id, name("wait"))]);
+}
+
+#[test]
+fn a_wait_that_nobody_timed_out() {
+    let (mut history, row) = waiting(SHORT);
+    let row = history.claim("a", &row);
+    history.look("a", &row, 1, Stage::TimedOut);
+    history.time_out(&row);
+    history.complete("a", &row);
+    assert_eq!(history.violations(), [Violation::EndOfNobody(row.id, name("wait"))]);
+}
+
+#[test]
+fn a_wait_that_times_out_early() {
+    let (mut history, row) = waiting(LONG);
+    history.time_out(&row);
+    let row = history.claim("a", &row);
+    history.look("a", &row, 1, Stage::TimedOut);
+    history.complete("a", &row);
+    assert_eq!(history.violations(), [Violation::TimedOutEarly(row.id, name("wait"))]);
+}
+
+/// A wait times out that began when `before` was over, and for whose end `meanwhile` waited.
+fn missed(before: fn(&mut History), time: u64, meanwhile: fn(&mut History)) {
+    let (mut history, row) = running();
+    before(&mut history);
+    let row = history.wait("a", &row, time);
+    meanwhile(&mut history);
+    history.time_out(&row);
+    let row = history.claim("a", &row);
+    history.look("a", &row, 1, Stage::TimedOut);
+    history.complete("a", &row);
+    assert_eq!(history.violations(), [Violation::EventMissed(row.id, name("wait"))]);
+}
+
+#[test]
+fn an_event_that_was_there_before_the_wait() {
+    missed(|history| history.emit("1"), SHORT, |_| {});
+}
+
+#[test]
+fn an_event_that_came_before_the_time_was_over() {
+    let come = |history: &mut History| {
+        // A call that was never answered may have ended waits before.
+        let call = history.call();
+        history.write("b", What::TimeOut { call });
+        history.emit("1");
+        history.now += LONG;
+    };
+    missed(|_| {}, LONG, come);
+}
+
+#[test]
+fn an_event_that_came_before_anybody_ended_the_wait() {
+    missed(|_| {}, SHORT, |history| history.emit("1"));
+}
+
+#[test]
+fn an_event_that_was_known_to_be_kept() {
+    missed(|_| {}, SHORT, |history| history.emit_for("1", 1_000 * LONG, Some("1")));
+}
+
+#[test]
+fn two_events_that_were_the_first() {
+    let mut history = History::default();
+    history.emit("1");
+    history.emit("1");
+    assert_eq!(history.violations(), [Violation::SecondEvent(name("event"))]);
+}
+
+#[test]
+fn an_event_with_two_payloads() {
+    let (mut history, row) = waiting(LONG);
+    history.emit("1");
+    history.emit_for("2", 1_000 * LONG, Some("1"));
+    let row = history.claim("a", &row);
+    history.look("a", &row, 1, done("2"));
+    history.complete("a", &row);
+    assert_eq!(history.violations(), [Violation::SecondEvent(name("event"))]);
+}
+
+#[test]
+fn a_job_that_goes_on_as_nobody() {
+    let (mut history, row) = running();
+    let (done, other, call) = history.ask_to_hand_over("a", &row);
+    history.write("a", What::Failed { call, nothing: false });
+    history.end(&done);
+    assert_eq!(history.violations(), [Violation::NoSuccessor(row.id, other.id)]);
+}
+
+#[test]
+fn a_job_that_goes_on_as_two() {
+    let (mut history, first) = running();
+    let (_, other, call) = history.ask_to_hand_over("a", &first);
+    history.write("a", What::Failed { call, nothing: false });
+    let row = history.update("b", &first, Waiting);
+    let second = history.claim("b", &row);
+    let (done, another, call) = history.ask_to_hand_over("b", &second);
+    history.write("b", What::HandedOver { call, answer: Answer::Applied(done.clone()) });
+    history.end(&done);
+    for row in [&other, &another] {
+        let row = history.claim("b", row);
+        history.complete("b", &row);
+    }
+    assert_eq!(history.violations(), [Violation::SuccessorOfNobody(first.id, other.id)]);
+}
+
+#[test]
+fn a_refused_continuation_is_none() {
+    let (mut history, first) = running();
+    let row = history.update("b", &first, Waiting);
+    let second = history.claim("b", &row);
+    let (_, _, call) = history.ask_to_hand_over("a", &first);
+    history.write("a", What::HandedOver { call, answer: Answer::Conflict(second.clone()) });
+    history.complete("b", &second);
+    let verdict = history.verdict();
+    assert_eq!(verdict.violations, []);
+    assert_eq!((verdict.figures.continued, verdict.figures.refused), (0, 1));
 }
