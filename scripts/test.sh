@@ -2,13 +2,13 @@
 # All tests of the workspace, on every store that it supports, with a summary of what ran where.
 #
 #   scripts/test.sh                           everything
-#   scripts/test.sh --without NAME...         leaves out a server, by name: postgres pgbouncer mariadb mysql mongodb
+#   scripts/test.sh --without NAME...         leaves out a server, by name: postgres pgbouncer mariadb mysql mongodb; or strace
 #   scripts/test.sh [--without NAME].. -- ARGUMENT...   the arguments go to `cargo test`, such as `-p queue-core`
 #
 # Starts the servers with scripts/servers.sh, which installs what is missing, and stops those that it started. One whose
 # variable TEST_POSTGRES_URL, TEST_PGBOUNCER_URL, TEST_MARIADB_URL, TEST_MYSQL_URL or TEST_MONGODB_URL is set is used as it is: the tests
-# make databases and schemas of their own in it, and drop them. Needs Rust (https://rustup.rs) and a C compiler for the bundled
-# SQLite; on Debian and Ubuntu a missing compiler is installed.
+# make databases and schemas of their own in it, and drop them. Needs Rust (https://rustup.rs), a C compiler for the bundled
+# SQLite, and strace, by which processes are killed at each of their writes; on Debian and Ubuntu what is missing is installed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -28,17 +28,20 @@ left_out() { [[ " ${without[*]} " == *" $1 "* ]]; }
 servers=()
 for name in postgres pgbouncer mariadb mysql mongodb; do left_out $name || servers+=("$name"); done
 for name in "${without[@]}"; do
-  case $name in postgres | pgbouncer | mariadb | mysql | mongodb) ;; *) echo "unknown server: $name" >&2; exit 2 ;; esac
+  case $name in postgres | pgbouncer | mariadb | mysql | mongodb | strace) ;; *) echo "unknown: $name" >&2; exit 2 ;; esac
 done
 
 command -v cargo >/dev/null || { echo 'cargo is missing: install Rust from https://rustup.rs' >&2; exit 1; }
-if ! command -v cc >/dev/null; then
+missing=()
+command -v cc >/dev/null || missing+=(gcc libc6-dev)
+left_out strace || command -v strace >/dev/null || missing+=(strace)
+if [ ${#missing[@]} -gt 0 ]; then
   if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
-    echo 'installing a C compiler' >&2
+    echo "installing ${missing[*]}" >&2
     apt-get -qq update
-    DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends gcc libc6-dev >/dev/null
+    DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "${missing[@]}" >/dev/null
   else
-    echo 'a C compiler is missing: install gcc or clang' >&2
+    echo "missing: ${missing[*]} (any C compiler will do; \`--without strace\` leaves out what needs strace, which is Linux's)" >&2
     exit 1
   fi
 fi

@@ -1,18 +1,23 @@
-//! Every call of the contract that writes, but for those in a transaction of the application's, with its answer lost, at every exchange that it has with the server: the request is carried out, the
+//! Every call of the contract with its answer lost, at every exchange that it has with the server: the request is carried out, the
 //! answer never comes, and the connection is gone. Then what is stored is compared with what was said, and the same call made again.
-//! Nothing is lost, nothing happens twice.
+//! Nothing is lost, nothing happens twice. So too from the beginning to the commit of an application's transaction, whose own row
+//! shares its fate.
 
+#[path = "replies/application.rs"]
+mod application;
 mod common;
+#[path = "replies/reads.rs"]
+mod reads;
 #[path = "replies/trial.rs"]
 mod trial;
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use application::Store;
 use common::Database;
 use fenced_queue::contract::Certainty;
 use fenced_queue::contract::ErrorKind;
-use fenced_queue::contract::Inspect;
 use fenced_queue::contract::JobId;
 use fenced_queue::mongo::MongoBackend;
 use fenced_queue::mysql::MysqlBackend;
@@ -23,14 +28,13 @@ use queue_chaos::behind_proxy;
 use queue_conformance::Proxy;
 use tokio::time::timeout;
 use trial::CALLS;
-use trial::Told;
 use trial::Trial;
 
 /// How long a call may take, also one that finds the connection gone.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A handle of one connection, where the driver can be told: what is counted is the call, not how a second one is set up.
-async fn open(server: &str, url: &str) -> Arc<dyn Inspect> {
+async fn open(server: &str, url: &str) -> Arc<dyn Store> {
     match server {
         "postgres" => {
             let options = PostgresOptions::from_url(url).expect("a URL").max_connections(1);
@@ -45,7 +49,7 @@ async fn open(server: &str, url: &str) -> Arc<dyn Inspect> {
 }
 
 /// The same through a proxy of its own, over which nothing goes but its calls.
-async fn behind(server: &str, url: &str) -> (Proxy, Arc<dyn Inspect>) {
+async fn behind(server: &str, url: &str) -> (Proxy, Arc<dyn Store>) {
     let options = match server {
         "postgres" => "sslmode=disable",
         // Past the proxy it would go to the set's members, and a monitor would ask every few seconds how the server is.
@@ -57,32 +61,32 @@ async fn behind(server: &str, url: &str) -> (Proxy, Arc<dyn Inspect>) {
     (proxy, handle)
 }
 
+/// What the proxy is told, for the `nth` exchange of the call that follows the handle's last one at once: sqlx tests a connection that
+/// comes back to the pool in the background, which is then, on a runtime of one thread, the first exchange after this call has begun, and
+/// nothing after it has ended.
+fn counted(server: &str, nth: u64) -> u64 {
+    if server == "mongodb" { nth } else { nth + 1 }
+}
+
 /// Makes the call with its `nth` reply lost, checks what became of it, and makes it again. How the loss was answered; none if the call
 /// ended before.
 ///
-/// Nothing may be awaited between the handle's last call and this one: sqlx tests a connection that comes back to the pool in the
-/// background, which is then, on a runtime of one thread, the first exchange after this call has begun, and nothing after it has ended.
+/// Nothing may be awaited between the handle's last call and this one: see [`counted`].
 async fn lose(
     trial: &Trial,
     nth: u64,
     server: &str,
-    (proxy, handle): &(Proxy, Arc<dyn Inspect>),
-    direct: &dyn Inspect,
+    (proxy, handle): &(Proxy, Arc<dyn Store>),
+    direct: &dyn Store,
 ) -> Option<&'static str> {
-    proxy.lose_reply(if server == "mongodb" { nth } else { nth + 1 });
+    proxy.lose_reply(counted(server, nth));
     let answer = timeout(PATIENCE, trial.call(&**handle)).await.expect("it ends, with its reply or without");
     let was_lost = proxy.replies_lost() > 0;
     let rows = trial.rows(direct).await;
     let done = rows.iter().filter(|row| row.is_done).count();
     let said = match &answer {
         Ok(told) => {
-            assert_eq!(told.len(), rows.len());
-            for (told, row) in told.iter().zip(&rows) {
-                assert!(row.is_done && *told != Told::Nothing, "{told:?}, and there is {row:?}");
-                if let Told::New(Some(said)) | Told::Found(Some(said)) = told {
-                    assert_eq!(Some(said), row.job.as_ref().map(|job| &job.execution), "said and stored");
-                }
-            }
+            trial.compare(told, &rows);
             "answered"
         }
         Err(error) => {
@@ -105,39 +109,7 @@ async fn lose(
     if !was_lost {
         return None;
     }
-    // Until nothing is left to do: for a moment the rows may still be locked by a session that is gone.
-    let mut open: Vec<_> = rows.iter().map(|row| !row.is_done).collect();
-    let repeated = timeout(PATIENCE, async {
-        loop {
-            match trial.call(direct).await {
-                Ok(told) => {
-                    for (told, open) in told.iter().zip(&mut open) {
-                        match told {
-                            Told::New(_) => assert!(std::mem::take(open) || trial.is_idempotent(), "a second time"),
-                            Told::Found(_) => assert!(!*open, "{told:?}, and it was not there"),
-                            Told::Nothing => {}
-                        }
-                    }
-                }
-                Err(error) => {
-                    let may_repeat = (ErrorKind::Transient, Certainty::NotApplied);
-                    assert_eq!((error.kind(), error.certainty()), may_repeat, "{error}");
-                }
-            }
-            if !open.contains(&true) {
-                break;
-            }
-            tokio::task::yield_now().await;
-        }
-    });
-    repeated.await.expect("a repetition completes it");
-    for (before, after) in rows.iter().zip(trial.rows(direct).await) {
-        assert!(after.is_done, "{after:?}");
-        if before.is_done {
-            assert_eq!(*before, after, "a repetition changes nothing");
-        }
-    }
-    trial.afterwards(direct).await;
+    timeout(PATIENCE, trial.complete(direct, &rows)).await.expect("a repetition completes it");
     Some(said)
 }
 
@@ -158,6 +130,7 @@ async fn every_reply(server: &'static str) {
     let Some(database) = Database::create(server, "replies").await else { return };
     let direct = open(server, &database.url).await;
     direct.migrate().await.expect("migrates");
+    direct.create_table().await;
     for (what, rows) in CALLS {
         let mut answers = Vec::new();
         for nth in 1..=TOO_MANY {

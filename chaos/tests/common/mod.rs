@@ -1,5 +1,9 @@
 //! Databases for tests, on servers that run already.
 
+mod without;
+
+use without::is_left_out;
+
 /// A database of its own on a server.
 pub(crate) struct Database {
     server: &'static str,
@@ -11,9 +15,7 @@ pub(crate) struct Database {
 
 /// Where the server is; none if it was excluded by name.
 fn server_url(server: &str) -> Option<String> {
-    let without = std::env::var("TEST_WITHOUT").unwrap_or_default();
-    if without.split(',').any(|excluded| excluded == server) {
-        println!("{server}: EXCLUDED by TEST_WITHOUT");
+    if is_left_out(server) {
         return None;
     }
     let variable = format!("TEST_{}_URL", server.to_uppercase());

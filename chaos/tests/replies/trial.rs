@@ -4,9 +4,13 @@ use std::collections::BTreeMap;
 use std::iter::repeat_n;
 
 use fenced_queue::contract::*;
+use serde::Deserialize;
+use serde::Serialize;
+
+use crate::application::Store;
 
 /// Every call, and on how many rows. Of more than one it is one call as well.
-pub(crate) const CALLS: [(&str, usize); 22] = [
+pub(crate) const CALLS: [(&str, usize); 26] = [
     ("enqueue", 1),
     ("enqueue", 3),
     ("enqueue with keys", 1),
@@ -29,16 +33,30 @@ pub(crate) const CALLS: [(&str, usize); 22] = [
     ("hand over", 1),
     ("event", 2),
     ("time-out", 2),
+    ("enqueue in a transaction", 1),
+    ("enqueue with keys in a transaction", 3),
+    ("complete in a transaction", 1),
+    ("complete in a transaction for it", 1),
 ];
 
 /// A call that may be made as often as one likes, and the rows that it is about.
 pub(crate) struct Trial {
-    what: &'static str,
+    pub(crate) recipe: Recipe,
+    before: Vec<Row>,
+    call: Call,
+}
+
+/// What one has to know to make the very same call.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Recipe {
+    what: String,
     queue: Name,
     worker: WorkerId,
     ids: Vec<JobId>,
-    before: Vec<Row>,
-    call: Call,
+    /// What is decided on, if that runs.
+    seen: Vec<Execution>,
+    revisions: Vec<Revision>,
+    successor: JobId,
 }
 
 enum Call {
@@ -62,10 +80,12 @@ pub(crate) struct Row {
     pub(crate) job: Option<Job>,
     steps: Vec<Step>,
     successor: Option<Job>,
+    /// How many rows of the application's, if there is a transaction of its own.
+    written: u64,
 }
 
 /// What an answer says of one row.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Told {
     /// This call wrote it, so.
     New(Option<Execution>),
@@ -92,7 +112,7 @@ fn claim(queue: &Name, worker: &WorkerId, rows: usize) -> ClaimRequest {
     ClaimRequest::new(queue.clone(), [name("kind")], worker.clone(), lease(1), limit).expect("a kind")
 }
 
-fn steps(store: &dyn Inspect) -> &dyn DurableSteps {
+pub(crate) fn steps(store: &dyn Store) -> &dyn DurableSteps {
     store.durable_steps().expect("every server keeps steps")
 }
 
@@ -113,126 +133,204 @@ fn is_woken(before: &Job, job: &Job) -> bool {
     revision != before.execution.revision && is_patched(before, &Patch { revision: Some(revision), ..wake }, job)
 }
 
-impl Trial {
-    /// That of [`Backend::migrate`], on a store that has no schema.
-    pub(crate) fn of_migrating() -> Self {
-        let worker = WorkerId::new(&name("worker"));
-        let (ids, before) = (vec![JobId::new()], vec![Row::default()]);
-        Self { what: "migrate", queue: name("queue"), worker, ids, before, call: Call::Migrate }
+impl Recipe {
+    fn new(what: &str, rows: usize) -> Self {
+        let ids: Vec<_> = (0..rows).map(|_| JobId::new()).collect();
+        Self {
+            what: what.to_owned(),
+            queue: name(&format!("queue {}", JobId::new())),
+            worker: WorkerId::new(&name("worker")),
+            revisions: ids.iter().map(|_| Revision::random()).collect(),
+            seen: Vec::new(),
+            successor: JobId::new(),
+            ids,
+        }
     }
 
-    pub(crate) async fn prepare(store: &dyn Inspect, what: &'static str, rows: usize) -> Self {
-        let queue = name(&format!("queue {}", JobId::new()));
-        let worker = WorkerId::new(&name("worker"));
-        let offer = |number: usize| {
-            let mut job = NewJob::new(queue.clone(), name("kind"), json("{ \"of\": 1 }"));
-            let has_key = matches!(what, "enqueue with keys" | "hand over");
-            job.unique_key = has_key.then(|| UniqueKey::try_from(format!("key {number}")).expect("a key"));
-            job
-        };
-        let offered: Vec<_> = (0..rows).map(offer).collect();
-        let request = claim(&queue, &worker, rows);
-        let mut running = Vec::new();
-        if !what.starts_with("enqueue") {
-            store.enqueue(&offered).await.expect("stores");
-            if !matches!(what, "claim" | "reservation") {
-                let claimed = store.claim(&request).await.expect("claims");
-                running.extend(claimed.jobs.into_iter().map(|job| job.execution));
-                assert_eq!(running.len(), rows);
-            }
-        }
-        let seen = running.first();
-        let (step, key) = (name("step"), name(&format!("event of {queue}")));
-        let never = When::At(Timestamp::MAX);
-        let decide = |seen: &Execution, transition: &Transition| {
-            Decision::new(seen, transition).expect("legal").request().clone()
-        };
+    fn offer(&self, number: usize) -> NewJob {
+        let mut job = NewJob::new(self.queue.clone(), name("kind"), json("{ \"of\": 1 }"));
+        job.id = self.ids[number];
+        let has_key = self.what.contains("with keys") || self.what == "hand over";
+        job.unique_key = has_key.then(|| UniqueKey::try_from(format!("key {number}")).expect("a key"));
+        job
+    }
+
+    fn offered(&self) -> Vec<NewJob> {
+        (0..self.ids.len()).map(|number| self.offer(number)).collect()
+    }
+
+    fn claim(&self) -> ClaimRequest {
+        claim(&self.queue, &self.worker, self.ids.len())
+    }
+
+    fn event(&self) -> Name {
+        name(&format!("event of {}", self.queue))
+    }
+
+    fn decide(&self, number: usize, transition: &Transition) -> UpdateRequest {
+        let mut decided = Decision::new(&self.seen[number], transition).expect("legal").request().clone();
+        decided.patch.revision = decided.patch.revision.and(Some(self.revisions[number]));
+        decided
+    }
+
+    fn call(&self) -> Call {
         let write = |action| {
-            let seen = seen.expect("one is running");
-            Call::Step(StepWrite { id: seen.id, current: seen.fingerprint(), name: step.clone(), action })
+            let seen = &self.seen[0];
+            Call::Step(StepWrite { id: seen.id, current: seen.fingerprint(), name: name("step"), action })
         };
         let wait = |event| {
-            let suspension = decide(seen.expect("one is running"), &Transition::Suspend { until: never }).patch;
+            let suspension = self.decide(0, &Transition::Suspend { until: When::At(Timestamp::MAX) }).patch;
             write(StepAction::Wait(NewWait { event, suspension }))
         };
         let complete = Transition::Complete { result: Some(json("[ 1 ]")) };
         let fail = Transition::Fail { error: "for good".into() };
         let retry = Transition::Retry { error: "again".into(), available: When::Now };
-        let cancel = Transition::Cancel { reason: "enough".into() };
         let update = |transitions: &[&Transition]| {
-            let decided = running.iter().zip(transitions).map(|(seen, transition)| decide(seen, transition));
+            let decided = transitions.iter().enumerate().map(|(number, transition)| self.decide(number, transition));
             Call::Update(decided.collect())
         };
-        let call = match what {
-            "enqueue" | "enqueue with keys" => Call::Enqueue(offered.clone()),
-            "claim" => Call::Claim(request),
-            "reservation" => Call::Claim(request.reserve()),
-            "complete" => update(&[&complete]),
+        match self.what.as_str() {
+            what if what.starts_with("enqueue") => Call::Enqueue(self.offered()),
+            "claim" => Call::Claim(self.claim()),
+            "reservation" => Call::Claim(self.claim().reserve()),
+            what if what.starts_with("complete") => update(&[&complete]),
             "fail" => update(&[&fail]),
             "retry" => update(&[&retry]),
             "release" => update(&[&Transition::Release]),
             "settle" => update(&[&complete, &fail, &retry, &Transition::Release]),
-            "heartbeat" => Call::Extend(running.iter().filter_map(Held::of).collect()),
-            // Whatever was canceled is purged, so nothing else is canceled here.
-            "purge" => {
-                for seen in &running {
-                    begin_step(steps(store), seen, &step).await.expect("begins");
+            "heartbeat" => Call::Extend(self.seen.iter().filter_map(Held::of).collect()),
+            "purge" => Call::Purge,
+            "begin of a step" => write(StepAction::Begin),
+            "end of a step" => write(StepAction::Finish(json("{ \"a\" : 1 }"))),
+            "wait" => wait(Some(self.event())),
+            "wait for the time" => wait(None),
+            "hand over" => {
+                // It may have the key of the one that ends.
+                let successor = NewJob { id: self.successor, ..self.offer(0) };
+                Call::HandOver(self.decide(0, &complete), successor)
+            }
+            "event" => {
+                let (key, payload) = (self.event(), json("{ \"b\" : 2 }"));
+                Call::Emit(NewEvent { key, payload, keep: Delay::from_hours(1) })
+            }
+            "time-out" => Call::TimeOut,
+            "migrate" => Call::Migrate,
+            other => panic!("{other}: no such call"),
+        }
+    }
+}
+
+impl Trial {
+    /// That of [`Backend::migrate`], on a store that has no schema.
+    pub(crate) fn of_migrating() -> Self {
+        let mut trial = Self::of(Recipe::new("migrate", 1));
+        trial.before.push(Row::default());
+        trial
+    }
+
+    /// That which another process has prepared, for the call alone.
+    pub(crate) fn of(recipe: Recipe) -> Self {
+        Self { before: Vec::new(), call: recipe.call(), recipe }
+    }
+
+    pub(crate) async fn prepare(store: &dyn Store, what: &str, rows: usize) -> Self {
+        let mut recipe = Recipe::new(what, rows);
+        if !what.starts_with("enqueue") {
+            store.enqueue(&recipe.offered()).await.expect("stores");
+            if !matches!(what, "claim" | "reservation") {
+                let claimed = store.claim(&recipe.claim()).await.expect("claims");
+                recipe.seen.extend(claimed.jobs.into_iter().map(|job| job.execution));
+                assert_eq!(recipe.seen.len(), rows);
+            }
+        }
+        for seen in &recipe.seen {
+            match what {
+                // Whatever was canceled is purged, so nothing else is canceled here.
+                "purge" => {
+                    begin_step(steps(store), seen, &name("step")).await.expect("begins");
+                    let cancel = Transition::Cancel { reason: "enough".into() };
                     Transitioner::new(store).apply(seen, &cancel).await.expect("ends");
                 }
-                Call::Purge
-            }
-            "begin of a step" => write(StepAction::Begin),
-            "end of a step" => {
-                begin_step(steps(store), seen.expect("one is running"), &step).await.expect("begins");
-                write(StepAction::Finish(json("{ \"a\" : 1 }")))
-            }
-            "wait" => wait(Some(key)),
-            "wait for the time" => wait(None),
-            // It may have the key of the one that ends.
-            "hand over" => Call::HandOver(decide(&running[0], &complete), offer(0)),
-            "event" | "time-out" => {
-                let until = if what == "event" { never } else { When::Now };
-                for seen in &running {
-                    let suspension = Suspension::new(seen, step.clone(), Some(key.clone()), until);
+                "end of a step" => {
+                    begin_step(steps(store), seen, &name("step")).await.expect("begins");
+                }
+                "event" | "time-out" => {
+                    let until = if what == "event" { When::At(Timestamp::MAX) } else { When::Now };
+                    let suspension = Suspension::new(seen, name("step"), Some(recipe.event()), until);
                     let suspended = suspension.expect("it runs").submit(steps(store)).await.expect("suspends");
                     assert!(matches!(suspended, Suspended::Waits(_)), "{suspended:?}");
                 }
-                match what {
-                    "event" => Call::Emit(NewEvent { key, payload: json("{ \"b\" : 2 }"), keep: Delay::from_hours(1) }),
-                    _ => Call::TimeOut,
-                }
+                _ => {}
             }
-            other => panic!("{other}: no such call"),
-        };
-        let ids = offered.iter().map(|job| job.id).collect();
-        let mut trial = Self { what, queue, worker, ids, before: Vec::new(), call };
+        }
+        let mut trial = Self::of(recipe);
         trial.before = trial.rows(store).await;
         trial
     }
 
-    /// Makes the call.
-    pub(crate) async fn call(&self, handle: &dyn Inspect) -> Result<Vec<Told>> {
-        let all = |told| repeat_n(told, self.ids.len()).collect();
-        let judged = |patch: &Patch, update| match update {
+    fn is_in_transaction(&self) -> bool {
+        self.recipe.what.contains("in a transaction")
+    }
+
+    /// What the transaction is said to settle when it begins.
+    pub(crate) fn settles(&self) -> Option<&Execution> {
+        self.recipe.seen.first().filter(|_| self.recipe.what.ends_with("for it"))
+    }
+
+    /// The row of the application's.
+    pub(crate) fn row(&self) -> JobId {
+        self.recipe.ids[0]
+    }
+
+    fn enqueued(&self, answers: Vec<Enqueued>) -> Vec<Told> {
+        let told = |outcome| match outcome {
+            Enqueued::New(_) => Told::New(None),
+            Enqueued::Existing(_) => Told::Found(None),
+            other => panic!("{}: {other:?}", self.recipe.what),
+        };
+        answers.into_iter().map(told).collect()
+    }
+
+    fn judged(&self, patch: &Patch, update: Update) -> Told {
+        match update {
             Update::Applied(execution) => Told::New(Some(execution)),
             Update::Conflict(execution) if patch.revision == Some(execution.revision) => Told::Found(Some(execution)),
-            other => panic!("{}: {other:?}", self.what),
-        };
-        Ok(match &self.call {
-            Call::Enqueue(jobs) => {
-                let told = |outcome| match outcome {
-                    Enqueued::New(_) => Told::New(None),
-                    Enqueued::Existing(_) => Told::Found(None),
-                    other => panic!("{}: {other:?}", self.what),
-                };
-                handle.enqueue(jobs).await?.into_iter().map(told).collect()
+            other => panic!("{}: {other:?}", self.recipe.what),
+        }
+    }
+
+    /// Makes the call in the application's transaction, which is not ended.
+    pub(crate) async fn call_in<B: Transactional>(
+        &self,
+        backend: &B,
+        connection: &mut B::Connection,
+    ) -> Result<Vec<Told>> {
+        match &self.call {
+            Call::Enqueue(jobs) => Ok(self.enqueued(backend.enqueue_in(connection, jobs).await?)),
+            Call::Update(updates) => {
+                let UpdateRequest { id, current, patch } = &updates[0];
+                let update = backend.update_if_current_in(connection, *id, current, patch).await?;
+                Ok(vec![self.judged(patch, update)])
             }
+            _ => panic!("{}: not in a transaction", self.recipe.what),
+        }
+    }
+
+    /// Makes the call.
+    pub(crate) async fn call(&self, handle: &dyn Store) -> Result<Vec<Told>> {
+        if self.is_in_transaction() {
+            return handle.in_transaction(self).await;
+        }
+        let Recipe { what, ids, .. } = &self.recipe;
+        let all = |told| repeat_n(told, ids.len()).collect();
+        Ok(match &self.call {
+            Call::Enqueue(jobs) => self.enqueued(handle.enqueue(jobs).await?),
             Call::Claim(request) => {
                 let claimed = handle.claim(request).await?;
                 assert!(claimed.unreadable.is_empty());
                 let mut claimed: BTreeMap<_, _> = claimed.jobs.into_iter().map(|job| (job.id(), job)).collect();
                 let told = |id| claimed.remove(id).map_or(Told::Nothing, |job| Told::New(Some(job.execution)));
-                self.ids.iter().map(told).collect()
+                ids.iter().map(told).collect()
             }
             Call::Update(updates) => {
                 let answers = match &updates[..] {
@@ -241,20 +339,20 @@ impl Trial {
                     }
                     updates => handle.update_many_if_current(updates).await?,
                 };
-                updates.iter().zip(answers).map(|(update, answer)| judged(&update.patch, answer)).collect()
+                updates.iter().zip(answers).map(|(update, answer)| self.judged(&update.patch, answer)).collect()
             }
             Call::Extend(held) => {
                 let told = |beat| match beat {
                     Beat::Extended => Told::New(None),
                     Beat::Busy => Told::Nothing,
-                    Beat::Lost => panic!("{}: a claim is lost", self.what),
+                    Beat::Lost => panic!("{what}: a claim is lost"),
                 };
                 handle.extend_leases(held, lease(60)).await?.into_iter().map(told).collect()
             }
             Call::Purge => match handle.purge(JobState::Canceled, Delay::ZERO, Limit::MAX).await? {
                 0 => all(Told::Nothing),
                 purged => {
-                    assert_eq!(purged, self.ids.len() as u64, "rows that were purged");
+                    assert_eq!(purged, ids.len() as u64, "rows that were purged");
                     all(Told::New(None))
                 }
             },
@@ -270,20 +368,20 @@ impl Trial {
                     (StepAction::Finish(value), Some(StepState::Done(kept))) if kept == *value => {
                         Patch::keep(&write.current)
                     }
-                    other => panic!("{}: {other:?}", self.what),
+                    other => panic!("{what}: {other:?}"),
                 };
-                vec![judged(&patch, update)]
+                vec![self.judged(&patch, update)]
             }
             Call::HandOver(update, successor) => {
                 let (answer, enqueued) = steps(handle).hand_over(update, successor).await?;
-                let told = judged(&update.patch, answer);
+                let told = self.judged(&update.patch, answer);
                 let is_new = matches!(told, Told::New(_));
                 assert_eq!(enqueued, is_new.then_some(Enqueued::New(successor.id)), "the successor's answer");
                 vec![told]
             }
             Call::Emit(event) => match steps(handle).emit(event).await? {
                 Emitted::New { woken } => {
-                    assert_eq!(woken, self.ids.len() as u64, "jobs that were woken");
+                    assert_eq!(woken, ids.len() as u64, "jobs that were woken");
                     all(Told::New(None))
                 }
                 Emitted::Kept(payload) => {
@@ -293,16 +391,16 @@ impl Trial {
             },
             Call::TimeOut => {
                 let ended = steps(handle).time_out_waits(Limit::MAX).await?;
-                assert!(ended.iter().all(|id| self.ids.contains(id)), "{ended:?}");
+                assert!(ended.iter().all(|id| ids.contains(id)), "{ended:?}");
                 let told = |id| if ended.contains(id) { Told::New(None) } else { Told::Nothing };
-                self.ids.iter().map(told).collect()
+                ids.iter().map(told).collect()
             }
             Call::Migrate => handle.migrate().await.map(|()| all(Told::New(None)))?,
         })
     }
 
     /// Whether each repetition is answered as the first one is.
-    pub(crate) fn is_idempotent(&self) -> bool {
+    fn is_idempotent(&self) -> bool {
         match &self.call {
             Call::Step(write) => !matches!(write.action, StepAction::Wait(_)),
             call => matches!(call, Call::Extend(_) | Call::Migrate),
@@ -310,22 +408,22 @@ impl Trial {
     }
 
     /// Whether the store carries it out on all of its rows or on none.
-    pub(crate) fn is_atomic(&self, store: &dyn Inspect) -> bool {
+    pub(crate) fn is_atomic(&self, store: &dyn Store) -> bool {
         let is_one = matches!(&self.call, Call::Step(_) | Call::HandOver(..) | Call::Emit(_));
-        is_one || store.capabilities().atomic_batches
+        is_one || self.is_in_transaction() || store.capabilities().atomic_batches
     }
 
     /// All that the queue has, by id.
-    async fn stored(&self, store: &dyn Inspect) -> BTreeMap<JobId, Job> {
+    async fn stored(&self, store: &dyn Store) -> BTreeMap<JobId, Job> {
         let mut filter = ListFilter::default();
-        filter.queue = Some(self.queue.clone());
+        filter.queue = Some(self.recipe.queue.clone());
         let page = store.list(&filter, None, Limit::MAX).await.expect("reads");
-        assert!(page.unreadable.is_empty() && page.next.is_none(), "{}: {page:?}", self.what);
+        assert!(page.unreadable.is_empty() && page.next.is_none(), "{}: {page:?}", self.recipe.what);
         page.items.into_iter().map(|job| (job.id(), job)).collect()
     }
 
     /// What is stored of each row: as it was prepared, or as the call leaves it, or this panics.
-    pub(crate) async fn rows(&self, store: &dyn Inspect) -> Vec<Row> {
+    pub(crate) async fn rows(&self, store: &dyn Store) -> Vec<Row> {
         if let Call::Migrate = self.call {
             let is_done = match store.counts().await {
                 Ok(_) => true,
@@ -337,16 +435,17 @@ impl Trial {
             return vec![Row { is_done, ..Row::default() }];
         }
         let mut stored = self.stored(store).await;
+        let written = if self.is_in_transaction() { store.written(self.row()).await } else { 0 };
         let mut rows = Vec::new();
-        for (index, id) in self.ids.iter().enumerate() {
+        for (index, id) in self.recipe.ids.iter().enumerate() {
             let successor = match &self.call {
                 Call::HandOver(_, successor) => stored.remove(&successor.id),
                 _ => None,
             };
             let steps = steps(store).steps(*id).await.expect("reads");
-            let mut row = Row { is_done: false, job: stored.remove(id), steps, successor };
+            let mut row = Row { is_done: false, job: stored.remove(id), steps, successor, written };
             if let Some(before) = self.before.get(index).filter(|before| **before != row) {
-                assert!(self.is_whole(index, before, &row), "{}: {before:#?} became {row:#?}", self.what);
+                assert!(self.is_whole(index, before, &row), "{}: {before:#?} became {row:#?}", self.recipe.what);
                 row.is_done = true;
                 if let (Call::Extend(_), Some(job)) = (&self.call, &mut row.job) {
                     // All that a repetition moves.
@@ -355,12 +454,15 @@ impl Trial {
             }
             rows.push(row);
         }
-        assert!(stored.is_empty(), "{}: nobody enqueued {stored:?}", self.what);
+        assert!(stored.is_empty(), "{}: nobody enqueued {stored:?}", self.recipe.what);
         rows
     }
 
     /// Whether the call, carried out once, makes the one row the other.
     fn is_whole(&self, index: usize, was: &Row, row: &Row) -> bool {
+        if row.written != u64::from(self.is_in_transaction()) {
+            return false;
+        }
         let is_new = |new: &NewJob, job: &Job| {
             let Execution { state, attempt, fence, .. } = job.execution;
             new.repeats(job) && (state, attempt, fence) == (JobState::Waiting, 0, 0) && job.errors.is_empty()
@@ -408,8 +510,53 @@ impl Trial {
         }
     }
 
+    /// What was answered is what is stored.
+    pub(crate) fn compare(&self, told: &[Told], rows: &[Row]) {
+        assert_eq!(told.len(), rows.len());
+        for (told, row) in told.iter().zip(rows) {
+            assert!(row.is_done && *told != Told::Nothing, "{told:?}, and there is {row:?}");
+            if let Told::New(Some(said)) | Told::Found(Some(said)) = told {
+                assert_eq!(Some(said), row.job.as_ref().map(|job| &job.execution), "said and stored");
+            }
+        }
+    }
+
+    /// Makes the call again and again until nothing is left to do on these rows, as they were found; then looks at what became of them.
+    pub(crate) async fn complete(&self, store: &dyn Store, rows: &[Row]) {
+        let mut open: Vec<_> = rows.iter().map(|row| !row.is_done).collect();
+        loop {
+            match self.call(store).await {
+                Ok(told) => {
+                    for (told, open) in told.iter().zip(&mut open) {
+                        match told {
+                            Told::New(_) => assert!(std::mem::take(open) || self.is_idempotent(), "a second time"),
+                            Told::Found(_) => assert!(!*open, "{told:?}, and it was not there"),
+                            Told::Nothing => {}
+                        }
+                    }
+                }
+                // For a moment the rows may still be locked by a session that is gone.
+                Err(error) => {
+                    let may_repeat = (ErrorKind::Transient, Certainty::NotApplied);
+                    assert_eq!((error.kind(), error.certainty()), may_repeat, "{error}");
+                }
+            }
+            if !open.contains(&true) {
+                break;
+            }
+            tokio::task::yield_now().await;
+        }
+        for (before, after) in rows.iter().zip(self.rows(store).await) {
+            assert!(after.is_done, "{after:?}");
+            if before.is_done {
+                assert_eq!(*before, after, "a repetition changes nothing");
+            }
+        }
+        self.afterwards(store).await;
+    }
+
     /// Gives back what was claimed for nobody, as its worker does; then whatever waits is claimed, once. A new schema serves.
-    pub(crate) async fn afterwards(&self, store: &dyn Inspect) {
+    async fn afterwards(&self, store: &dyn Store) {
         if let Call::Migrate = self.call {
             for (what, rows) in [("event", 2), ("hand over", 1)] {
                 let trial = Self::prepare(store, what, rows).await;
@@ -420,9 +567,9 @@ impl Trial {
         }
         let mut stored = self.stored(store).await;
         if let Call::Claim(_) = self.call {
-            let held = store.claimed_by(&self.worker, Delay::ZERO, None, Limit::MAX).await.expect("reads").items;
+            let held = store.claimed_by(&self.recipe.worker, Delay::ZERO, None, Limit::MAX).await.expect("reads").items;
             assert!(held.iter().map(|execution| &execution.id).eq(stored.keys()), "{held:?}");
-            release_orphans(store, &self.worker, Delay::ZERO, Limit::MAX, |_| false).await.expect("releases");
+            release_orphans(store, &self.recipe.worker, Delay::ZERO, Limit::MAX, |_| false).await.expect("releases");
             stored = self.stored(store).await;
             for Execution { state, attempt, fence, .. } in stored.values().map(|job| &job.execution) {
                 assert_eq!((*state, *attempt, *fence), (JobState::Waiting, 0, 1), "{stored:?}");
@@ -431,10 +578,10 @@ impl Trial {
         let due = stored.values().filter(|job| job.state() == JobState::Waiting);
         let due: BTreeMap<_, _> = due.map(|job| (job.id(), job.execution.fence + 1)).collect();
         for expected in [due, BTreeMap::new()] {
-            let request = claim(&self.queue, &WorkerId::new(&name("other")), 100);
+            let request = claim(&self.recipe.queue, &WorkerId::new(&name("other")), 100);
             let claimed = store.claim(&request).await.expect("claims").jobs;
             let claimed: BTreeMap<_, _> = claimed.iter().map(|job| (job.id(), job.execution.fence)).collect();
-            assert_eq!(claimed, expected, "{}: what is due is claimed once", self.what);
+            assert_eq!(claimed, expected, "{}: what is due is claimed once", self.recipe.what);
         }
     }
 }
