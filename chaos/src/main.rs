@@ -1,11 +1,11 @@
 //! Breaks things while workers work, and says what became of their jobs.
 //!
 //! ```text
-//! queue-chaos run --url URL [--seconds N] [--workers N] [--rate JOBS_PER_SECOND] [--pause MILLISECONDS]
+//! queue-chaos run --url URL.. [--seconds N] [--workers N] [--rate JOBS_PER_SECOND] [--pause MILLISECONDS]
 //!     [--faults NAME,..] [--do NAME=COMMAND].. [--clocks LIBRARY] [--one-connection true] [--by-id true]
 //! ```
 //!
-//! The store must be empty. Faults: kill, freeze, cut, lose, silence; `--do` is another, which a shell's command injects and mends again,
+//! The store must be empty; of a cluster, `--url` names one node each time. Faults: kill, freeze, cut, lose, silence; `--do` is another, which a shell's command injects and mends again,
 //! such as one that kills the server and starts it. `--clocks` is the library of libfaketime, by which the workers' wall clocks are set an
 //! hour apart. `--one-connection true` gives every second worker a pool of one connection to SQLite. `--by-id true` makes the workers settle
 //! by id, as no worker should: the checker must find it. The program starts itself as the workers: `queue-chaos work`.
@@ -39,7 +39,7 @@ async fn told() -> Result<ExitCode, BoxError> {
     let mut by = String::new();
     let mut commands = Vec::new();
     let mut options = Options {
-        url: String::new(),
+        urls: Vec::new(),
         folder,
         workers: 4,
         lasts: Duration::from_secs(20),
@@ -55,7 +55,7 @@ async fn told() -> Result<ExitCode, BoxError> {
     while let Some(argument) = arguments.next() {
         let value = arguments.next().ok_or_else(|| format!("{argument} needs a value"))?;
         match argument.as_str() {
-            "--url" => options.url = value,
+            "--url" => options.urls.push(value),
             "--folder" => options.folder = PathBuf::from(value),
             "--by" => by = value,
             "--seconds" => options.lasts = Duration::from_secs(value.parse()?),
@@ -76,8 +76,8 @@ async fn told() -> Result<ExitCode, BoxError> {
     options.faults.append(&mut commands);
     match what.as_str() {
         "work" => {
-            let Options { url, folder, by_id, one_connection, .. } = &options;
-            work(url, folder, &by, *by_id, *one_connection).await.map(|()| ExitCode::SUCCESS)
+            let Options { urls, folder, by_id, one_connection, .. } = &options;
+            work(&urls.concat(), folder, &by, *by_id, *one_connection).await.map(|()| ExitCode::SUCCESS)
         }
         // What the wall clock of a worker says.
         "clock" => {

@@ -99,8 +99,8 @@ impl fmt::Display for Fault {
 /// A run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The store, which must be empty.
-    pub url: String,
+    /// The store, which must be empty: of a cluster its nodes, which workers use in turn.
+    pub urls: Vec<String>,
     /// For the records; it must be empty.
     pub folder: PathBuf,
     /// How many workers.
@@ -187,15 +187,16 @@ struct Processes<'o> {
 impl Processes<'_> {
     async fn start(&mut self) -> Result<Process, BoxError> {
         let options = self.options;
+        let url = &options.urls[self.started % options.urls.len()];
         // Behind a URL of several servers the driver would go past the proxy.
-        let (url, proxy) = if options.url.contains("://") && !options.url.contains(',') {
-            let given = options.url.split_once('?').map_or("", |(_, given)| given);
+        let (url, proxy) = if url.contains("://") && !url.contains(',') {
+            let given = url.split_once('?').map_or("", |(_, given)| given);
             // Else MongoDB's driver would ask the set for its members' addresses, and go past the proxy.
-            let given = if options.url.starts_with("mongodb") { "directConnection=true" } else { given };
-            let (url, proxy) = behind_proxy(&options.url, given).await?;
+            let given = if url.starts_with("mongodb") { "directConnection=true" } else { given };
+            let (url, proxy) = behind_proxy(url, given).await?;
             (url, Some(Arc::new(proxy)))
         } else {
-            (options.url.clone(), None)
+            (url.clone(), None)
         };
         let by = format!("worker-{}", self.started);
         let mut command = Command::new(&options.program);
@@ -332,7 +333,8 @@ pub async fn behind_proxy(url: &str, options: &str) -> Result<(String, Proxy), B
 ///
 /// It cannot be done, or not every job has ended in time. Violations are no error here: they are in the outcome.
 pub async fn run(options: &Options) -> Result<Outcome, BoxError> {
-    let queue = Queue::connect(&options.url).await?;
+    let url = options.urls.first().ok_or("no store is named")?;
+    let queue = Queue::connect(url).await?;
     let recorder = Arc::new(Recorder::create(&options.folder, "run")?);
     if let Some(library) = &options.clocks {
         clocks_are_wrong(&options.program, library).await?;
@@ -344,7 +346,7 @@ pub async fn run(options: &Options) -> Result<Outcome, BoxError> {
         processes.running.push(process);
     }
     let end = Instant::now() + options.lasts;
-    let producing = tokio::spawn(produce(options.url.clone(), Arc::clone(&recorder), options.rate, end));
+    let producing = tokio::spawn(produce(url.clone(), Arc::clone(&recorder), options.rate, end));
     let mut faults: Vec<_> = options.faults.iter().map(|fault| (fault.clone(), 0)).collect();
     let mut turns = Vec::new();
     while Instant::now() < end {
@@ -386,7 +388,7 @@ pub async fn run(options: &Options) -> Result<Outcome, BoxError> {
     for process in &mut processes.running {
         process.child.kill().await?;
     }
-    let ends = ends(&Queue::new(recorded(&options.url, &recorder).await?)).await?;
+    let ends = ends(&Queue::new(recorded(url, &recorder).await?)).await?;
     let verdict = check(&read(&options.folder)?, &ends);
     Ok(Outcome { verdict, faults, unstarted: processes.unstarted, recovered_after })
 }

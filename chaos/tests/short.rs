@@ -16,7 +16,7 @@ const EVERYTHING: [Fault; 5] = [Fault::Kill, Fault::Freeze, Fault::Cut, Fault::L
 
 fn options(url: String, folder: &Path, faults: &[Fault]) -> Options {
     Options {
-        url,
+        urls: vec![url],
         folder: folder.to_owned(),
         workers: 3,
         lasts: Duration::from_secs(10),
