@@ -81,8 +81,19 @@
 //!
 //! # Privileges
 //!
-//! `SELECT`, `INSERT`, `UPDATE` and `DELETE` on the four tables; whoever migrates needs `CREATE`, `ALTER`, `INDEX`, `REFERENCES` and
-//! `DROP` on them as well. MySQL's `caching_sha2_password` needs an encrypted connection (feature `tls`) or the feature `rsa`, unless the
+//! Nobody needs more than this, each of them also `SELECT` on the table `schema`. A table that a migration adds is to be granted
+//! before the programs that know it start.
+//!
+//! | program | privileges |
+//! |---|---|
+//! | [`migrate`](queue_core::Backend::migrate) where something is missing | `SELECT, INSERT, UPDATE, CREATE, ALTER, INDEX, REFERENCES, DROP` on the database |
+//! | workers | `SELECT, UPDATE` on `jobs`, and `INSERT` if jobs hand over; `SELECT, INSERT, UPDATE, DELETE` on `steps` and on `events` |
+//! | producers | `SELECT, INSERT` on `jobs` |
+//! | who emits events | `SELECT, UPDATE` on `jobs` and on `steps`; `SELECT, INSERT, UPDATE, DELETE` on `events` |
+//! | [`purge`](queue_core::Inspect::purge), and of events | `SELECT, DELETE` on `jobs`, and on `events` |
+//! | who looks on | `SELECT` on `jobs` and on `steps` |
+//!
+//! MySQL's `caching_sha2_password` needs an encrypted connection (feature `tls`) or the feature `rsa`, unless the
 //! password is empty; the driver does not know MariaDB's `ed25519`.
 
 // So that the harness of the tests, which names this crate, can be used inside it.
