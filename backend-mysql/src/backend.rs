@@ -57,12 +57,13 @@ impl MysqlBackend {
     ///
     /// The pool's settings stay the application's, whatever their isolation level, time zone and SQL mode; its
     /// `innodb_lock_wait_timeout` is how long a settle or an enqueue waits for a locked row. Its sessions must have autocommit
-    /// on, as they do unless told. Each transaction of this crate sets its isolation level in the message that begins it, so a
+    /// on, as they do unless told, and on a Galera cluster `wsrep_sync_wait = 1`. Each transaction of this crate sets its isolation level in the message that begins it, so a
     /// proxy in between must pass on two statements in one message.
     ///
     /// # Errors
     ///
-    /// A pool that gives no connection, a server that is too old, or a schema that does not admit this program.
+    /// A pool that gives no connection or, on a cluster, shows the past, a server that is too old, or a schema that does not
+    /// admit this program.
     pub async fn from_pool(pool: MySqlPool) -> Result<Self> {
         Self::from_pool_with(pool, MysqlOptions::default()).await
     }
@@ -81,17 +82,19 @@ impl MysqlBackend {
     async fn admitted(pool: MySqlPool, is_ours: bool, options: MysqlOptions) -> Result<Self> {
         let MysqlOptions { prefix, max_payload, clock, .. } = options;
         let sql = Sql::new(&prefix, is_ours);
+        let mut session = Session::of(&pool, "connecting", Deadline::NEVER).await?;
+        setup::check_server(session.connection(), max_payload).await?;
+        let is_cluster = setup::is_cluster(session.connection()).await?;
         let handle = Handle {
             pool,
             sql,
             prefix,
             max_payload,
             clock,
+            is_cluster,
             signal: WorkSignal::default(),
             idle: AtomicBool::default(),
         };
-        let mut session = Session::of(&handle.pool, "connecting", Deadline::NEVER).await?;
-        setup::check_server(session.connection(), handle.max_payload).await?;
         setup::admitted(session.connection(), &handle.sql, &handle.prefix).await?;
         session.give_back();
         Ok(Self(Arc::new(handle)))

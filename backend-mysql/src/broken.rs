@@ -220,7 +220,7 @@ async fn a_null_that_is_compared_with_equals() {
 async fn the_session_s_clock() {
     caught(true, "claim::due_means_not_after_now", |server| match server {
         Server::Mysql => Mistake::Statement(|handle| &mut handle.sql.insert, "UTC_TIMESTAMP(6)", "NOW(6)"),
-        Server::Mariadb => Mistake::Statement(|handle| &mut handle.sql.due, "UTC_TIMESTAMP(6)", "NOW(6)"),
+        _ => Mistake::Statement(|handle| &mut handle.sql.due, "UTC_TIMESTAMP(6)", "NOW(6)"),
     })
     .await;
 }
@@ -282,7 +282,7 @@ async fn the_session_s_isolation_level() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_event_that_is_read_without_being_locked_first() {
     caught(false, "waits::race_of_registration_and_event", |_| {
-        Mistake::Whole(|handle| &mut handle.sql.hold_event, "DO ? IS NULL, ? IS NULL")
+        Mistake::Whole(|handle| &mut handle.sql.hold_event, "DO ? IS NULL, ? IS NULL, ? IS NULL")
     })
     .await;
 }

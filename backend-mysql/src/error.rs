@@ -18,6 +18,7 @@ pub(crate) mod number {
     pub(crate) const SHUTDOWN: u16 = 1053;
     pub(crate) const BAD_COLUMN: u16 = 1054;
     pub(crate) const TABLE_EXISTS: u16 = 1050;
+    pub(crate) const KEY_EXISTS: u16 = 1061;
     pub(crate) const DUPLICATE: u16 = 1062;
     pub(crate) const KILLED: u16 = 1927;
     pub(crate) const FILE_FULL: u16 = 1114;
@@ -26,6 +27,8 @@ pub(crate) mod number {
     pub(crate) const BAD_INDEX: u16 = 1176;
     pub(crate) const NEW_ABORTING_CONNECTION: u16 = 1184;
     pub(crate) const USER_TOO_MANY_CONNECTIONS: u16 = 1203;
+    pub(crate) const ERROR_DURING_COMMIT: u16 = 1180;
+    pub(crate) const UNKNOWN_VARIABLE: u16 = 1193;
     pub(crate) const LOCK_WAIT_TIMEOUT: u16 = 1205;
     pub(crate) const DEADLOCK: u16 = 1213;
     pub(crate) const USER_LIMIT_REACHED: u16 = 1226;
@@ -112,6 +115,8 @@ fn server_kind(number: u16) -> ErrorKind {
         | number::READ_ONLY_OPTION
         | number::READ_ONLY_MODE
         | number::READ_ONLY_TRANSACTION
+        // Among others a node of a cluster that lost the others in the middle of it.
+        | number::ERROR_DURING_COMMIT
         | number::DISK_FULL
         | number::FILE_FULL
         | number::OUT_OF_MEMORY
@@ -144,6 +149,17 @@ pub(crate) fn is_lost(error: &sqlx::Error) -> bool {
         sqlx::Error::Io(_) | sqlx::Error::Tls(_) | sqlx::Error::Protocol(_) => true,
         _ => false,
     }
+}
+
+/// Whether somebody was faster, so that the same from its beginning may well work.
+pub(crate) fn is_overtaken(error: &sqlx::Error) -> bool {
+    // The last of a migration's index.
+    is_conflict(error) || is_taken(error) || server_number(error) == number::KEY_EXISTS
+}
+
+/// Whether the server has no such setting.
+pub(crate) fn is_unknown_variable(error: &sqlx::Error) -> bool {
+    server_number(error) == number::UNKNOWN_VARIABLE
 }
 
 /// Whether somebody left a transaction open on the connection.

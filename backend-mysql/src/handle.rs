@@ -64,6 +64,8 @@ pub(crate) struct Handle {
     pub(crate) prefix: Identifier,
     pub(crate) max_payload: usize,
     pub(crate) clock: ClockOffset,
+    /// A row that is locked on one node of a cluster may be changed on another.
+    pub(crate) is_cluster: bool,
     pub(crate) signal: WorkSignal,
     /// The last claim found nothing: the next one looks before it begins a transaction for nothing.
     pub(crate) idle: AtomicBool,

@@ -79,6 +79,13 @@
 //! | a snapshot that meets another's write, at REPEATABLE READ | reads the new row | from 11.6.2 on error 1020 | that is [`Transient`](queue_core::ErrorKind::Transient), in an application's own transaction only |
 //! | an idle connection that was closed | error 4031 | a lost connection | either is noticed before anything is written, and the call goes on with another connection |
 //!
+//! # Galera
+//!
+//! Handles may be on any node of a cluster, each on the one that its URL names. Whatever begins sees what any node has answered
+//! before, and what was decided by a row that another node has changed is undone by the cluster and repeated inside, like a
+//! deadlock; a step writes its job's row for that, twice, which takes two round trips more. But locks and clocks are each node's
+//! own: what follows from that stands in `docs/guarantees.md`.
+//!
 //! # Privileges
 //!
 //! Nobody needs more than this, each of them also `SELECT` on the table `schema`. A table that a migration adds is to be granted

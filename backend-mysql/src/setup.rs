@@ -1,5 +1,7 @@
 //! Connecting, and the schema: the migrations, the version, and which programs may work on it.
 
+use std::collections::HashMap;
+
 use queue_core::Certainty;
 use queue_core::Error;
 use queue_core::ErrorKind;
@@ -17,7 +19,9 @@ use sqlx::mysql::MySqlRow;
 
 use crate::config::MysqlOptions;
 use crate::error::failed;
+use crate::error::is_unknown_variable;
 use crate::sql::Sql;
+use crate::transaction::Repeats;
 
 /// How long a migration waits for another one, and for whoever uses a table, in seconds.
 const MIGRATION_WAIT: i64 = 60;
@@ -40,13 +44,49 @@ pub(crate) async fn open(options: &MysqlOptions) -> Result<MySqlPool> {
         .after_connect(move |connection, _| {
             let session = session.clone();
             Box::pin(async move {
-                sqlx::raw_sql(AssertSqlSafe(session)).execute(connection).await?;
-                Ok(())
+                sqlx::raw_sql(AssertSqlSafe(session)).execute(&mut *connection).await?;
+                be_causal(connection).await
             })
         })
         .connect_with(connection)
         .await
         .map_err(|error| failed("connecting", error))
+}
+
+/// On a node of a cluster, has whatever begins on this connection see what any node has answered before: it waits until this
+/// node has it too. Other servers do not know the setting, or pay it no heed.
+async fn be_causal(connection: &mut MySqlConnection) -> sqlx::Result<()> {
+    let text = "SET SESSION wsrep_sync_wait = @@SESSION.wsrep_sync_wait | 1";
+    match sqlx::raw_sql(text).execute(connection).await {
+        Err(error) if !is_unknown_variable(&error) => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Whether the server is a node of a Galera cluster.
+///
+/// # Errors
+///
+/// It is, and the session would be shown what another node has changed already.
+pub(crate) async fn is_cluster(connection: &mut MySqlConnection) -> Result<bool> {
+    let text = "SHOW SESSION VARIABLES WHERE Variable_name IN ('wsrep_provider', 'wsrep_sync_wait')";
+    let read = |error| failed("asking the server for its cluster", error);
+    let rows = sqlx::raw_sql(text).fetch_all(connection).await.map_err(read)?;
+    let mut values = HashMap::new();
+    for row in &rows {
+        let text = |column| row.try_get_unchecked::<Vec<u8>, usize>(column).map_err(read);
+        values.insert(text(0)?, String::from_utf8_lossy(&text(1)?).into_owned());
+    }
+    let value = |name: &str| values.get(name.as_bytes()).map(String::as_str).unwrap_or_default();
+    if matches!(value("wsrep_provider"), "" | "none") {
+        return Ok(false);
+    }
+    if value("wsrep_sync_wait").parse::<u8>().unwrap_or_default() & 1 == 0 {
+        let message = "the server is a node of a cluster: the sessions of the pool must have wsrep_sync_wait = 1, \
+                       or a node that is behind answers from the past";
+        return Err(Error::invalid(message));
+    }
+    Ok(true)
 }
 
 /// Refuses a server that lacks what the statements need, and a cap on payloads that it does not admit.
@@ -152,6 +192,7 @@ pub(crate) async fn is_current(connection: &mut MySqlConnection, sql: &Sql, pref
 pub(crate) async fn migrate(options: &MySqlConnectOptions, sql: &Sql, prefix: &Identifier) -> Result<()> {
     let connect = |error| failed("connecting to migrate", error);
     let mut connection = MySqlConnection::connect_with(options).await.map_err(connect)?;
+    be_causal(&mut connection).await.map_err(connect)?;
     let done = migrate_on(&mut connection, sql, prefix).await;
     // The answer does not depend on a polite end.
     let _ = connection.close().await;
@@ -172,7 +213,7 @@ async fn migrate_on(connection: &mut MySqlConnection, statements: &Sql, prefix: 
         let message = format!("somebody else has been migrating for {MIGRATION_WAIT} seconds");
         return Err(Error::not_applied(ErrorKind::Transient, message));
     }
-    let present = admitted(connection, statements, prefix).await?;
+    admitted(connection, statements, prefix).await?;
     let is_begun = table_exists(connection, statements, format!("{prefix}schema")).await?;
     if !is_begun && table_exists(connection, statements, format!("{prefix}jobs")).await? {
         let message =
@@ -180,10 +221,16 @@ async fn migrate_on(connection: &mut MySqlConnection, statements: &Sql, prefix: 
         return Err(Error::not_applied(ErrorKind::Schema, message));
     }
     for Migration { version, sql } in migrations(prefix) {
-        if !present.lacks(version) {
-            continue;
-        }
-        if let Err(error) = sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut *connection).await {
+        let mut repeats = Repeats::default();
+        while admitted(connection, statements, prefix).await?.lacks(version) {
+            let Err(error) = sqlx::raw_sql(AssertSqlSafe(sql.clone())).execute(&mut *connection).await else {
+                tracing::info!(%prefix, version, "migrated the schema");
+                break;
+            };
+            // In a cluster the lock is the node's own, and somebody on another one may have been faster.
+            if repeats.again(&error).await {
+                continue;
+            }
             let refused = matches!(error, sqlx::Error::Database(_));
             let certainty = if refused { Certainty::NotApplied } else { Certainty::Unknown };
             let error = failed("migrating", error).with_certainty(certainty);
@@ -192,7 +239,6 @@ async fn migrate_on(connection: &mut MySqlConnection, statements: &Sql, prefix: 
             }
             return Err(error);
         }
-        tracing::info!(%prefix, version, "migrated the schema");
     }
     Ok(())
 }

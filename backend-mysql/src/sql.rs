@@ -154,6 +154,7 @@ pub(crate) struct Sql {
     pub(crate) delete: SqlStr,
     pub(crate) steps: SqlStr,
     pub(crate) lock_step: SqlStr,
+    pub(crate) touch: SqlStr,
     pub(crate) put_step: SqlStr,
     pub(crate) hold_event: SqlStr,
     pub(crate) event: SqlStr,
@@ -273,16 +274,23 @@ impl Sql {
                 batch_beside_locks(&[("id", UUID), ("name", NAME), ("failure", NUMBER), ("event", NAME)]),
                 at("n.now"),
             )),
+            // Run twice it has written the row, and changed nothing.
+            touch: text(format!(
+                "UPDATE {jobs} AS j FORCE INDEX (PRIMARY) SET j.attempt = j.attempt ^ 1 WHERE j.id = ?"
+            )),
             put_step: text(format!(
                 "REPLACE INTO {steps} (job_id, name, fence, state, event, until, revision, value) \
                  VALUES (?, ?, ?, ?, ?, {}, ?, ?)",
                 at("?"),
             )),
-            // Changes nothing where there is one: it is locked then, be it an event or not.
+            // An event that is there is locked and stays as it is. What is no event, or none any more, is written: in a cluster
+            // a lock is the node's own, and only who has written the same row learns of each other.
             hold_event: text(format!(
                 "INSERT INTO {events} (event_key, kept_until) VALUES (?, {}) \
-                 ON DUPLICATE KEY UPDATE kept_until = {events}.kept_until",
+                 ON DUPLICATE KEY UPDATE kept_until = {events}.kept_until - INTERVAL \
+                   IF({events}.payload IS NOT NULL AND {events}.kept_until > {}, 0, 1000) MICROSECOND",
                 at(&format!("LEAST({NOW} + {}, {})", PLACE.as_millis(), Timestamp::MAX.unix_millis())),
+                at(NOW),
             )),
             event: text(format!(
                 "SELECT v.payload AS event_payload FROM {events} AS v FORCE INDEX (PRIMARY) \
@@ -364,6 +372,7 @@ impl Sql {
             ("delete", &self.delete),
             ("steps", &self.steps),
             ("lock_step", &self.lock_step),
+            ("touch", &self.touch),
             ("put_step", &self.put_step),
             ("hold_event", &self.hold_event),
             ("event", &self.event),

@@ -39,7 +39,8 @@ fn awaited(write: &StepWrite) -> Option<&Name> {
 impl Handle {
     /// Locks the row of the event of this key, which is made if there is none.
     async fn hold_event(&self, connection: &mut MySqlConnection, key: &Name) -> Result<(), Failure> {
-        let hold = query(self.sql.hold_event.clone()).bind(key.as_str().as_bytes()).bind(self.offset());
+        let (key, offset) = (key.as_str().as_bytes(), self.offset());
+        let hold = query(self.sql.hold_event.clone()).bind(key).bind(offset).bind(offset);
         hold.execute(connection).await?;
         Ok(())
     }
@@ -73,7 +74,12 @@ impl Handle {
             StepPlan::Keep => {
                 return Ok(unchanged(Stepped { update: Update::Applied(execution), step: there }));
             }
-            StepPlan::Write(state) => state,
+            StepPlan::Write(state) => {
+                if self.is_cluster {
+                    self.touch(connection, write.id).await?;
+                }
+                state
+            }
             StepPlan::Suspend(patch) => {
                 let mut patches = PatchRows::default();
                 patches.add(&execution, &patch, row)?;
@@ -89,6 +95,15 @@ impl Handle {
         let step = Step { name: write.name.clone(), fence: execution.fence, state };
         self.put_step(connection, write.id, &step).await?;
         Ok(End::Commit(Stepped { update: Update::Applied(execution), step: Some(step) }))
+    }
+
+    /// Writes the row of a job that is locked, and leaves it as it was: so a cluster refuses the transaction if another node has
+    /// changed the job meanwhile. The lock is this node's own, and a step that is written only refers to its job.
+    async fn touch(&self, connection: &mut MySqlConnection, id: JobId) -> Result<(), Failure> {
+        for _ in 0..2 {
+            write(connection, query(self.sql.touch.clone()).bind(id.as_uuid()), 1).await?;
+        }
+        Ok(())
     }
 
     /// Writes a step of a job that is locked, in the place of what is there of it.

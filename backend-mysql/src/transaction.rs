@@ -26,7 +26,7 @@ use crate::error::failed;
 use crate::error::is_conflict;
 use crate::error::is_in_transaction;
 use crate::error::is_lost;
-use crate::error::is_taken;
+use crate::error::is_overtaken;
 
 /// A connection of the pool, which is closed when it is dropped in the middle of a statement.
 ///
@@ -169,8 +169,8 @@ impl Repeats {
     const MOST: u32 = 20;
 
     /// Whether to try again, after a moment that differs from one call to the next.
-    async fn again(&mut self, error: &sqlx::Error) -> bool {
-        if !(is_conflict(error) || is_taken(error)) || self.0 == Self::MOST {
+    pub(crate) async fn again(&mut self, error: &sqlx::Error) -> bool {
+        if !is_overtaken(error) || self.0 == Self::MOST {
             return false;
         }
         self.0 += 1;

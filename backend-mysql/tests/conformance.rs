@@ -1,4 +1,5 @@
-//! The conformance suite on MySQL and MariaDB: on the backend's own connections, and on an application's pool.
+//! The conformance suite on MySQL and MariaDB, and on a Galera cluster if there is one: on the backend's own connections, and on an
+//! application's pool.
 
 mod harness;
 
@@ -10,7 +11,7 @@ use queue_conformance::Suite;
 
 fn main() -> ExitCode {
     let mut suite = Suite::new();
-    for server in Server::all() {
+    for server in [Server::all(), Server::clusters()].concat() {
         for pooled in [false, true] {
             suite = suite.harness(MysqlHarness { server, pooled });
         }

@@ -3,6 +3,8 @@
 use std::env;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering;
 
 use async_trait::async_trait;
 use backend_mysql::MysqlBackend;
@@ -45,6 +47,10 @@ use sqlx::query;
 pub(crate) enum Server {
     Mysql,
     Mariadb,
+    /// A Galera cluster, each handle on the node after that of the handle before.
+    Galera,
+    /// One node of it.
+    GaleraNode,
 }
 
 impl fmt::Display for Server {
@@ -52,6 +58,8 @@ impl fmt::Display for Server {
         f.write_str(match self {
             Self::Mysql => "mysql",
             Self::Mariadb => "mariadb",
+            Self::Galera => "galera",
+            Self::GaleraNode => "galera-node",
         })
     }
 }
@@ -68,22 +76,51 @@ impl Server {
         servers
     }
 
-    /// Where it is.
-    pub(crate) fn options(self) -> MySqlConnectOptions {
+    /// A cluster and a node of it, if there is one: no script starts it unless it is told.
+    #[allow(dead_code, reason = "the broken variants are not tried there")]
+    pub(crate) fn clusters() -> Vec<Self> {
+        if env::var_os("TEST_GALERA_URL").is_none() {
+            println!("conformance galera: not run, since TEST_GALERA_URL is not set");
+            return Vec::new();
+        }
+        vec![Self::Galera, Self::GaleraNode]
+    }
+
+    pub(crate) fn is_cluster(self) -> bool {
+        matches!(self, Self::Galera | Self::GaleraNode)
+    }
+
+    /// Where its nodes are: of a server that is no cluster, where it is.
+    pub(crate) fn nodes(self) -> Vec<MySqlConnectOptions> {
         let name = match self {
             Self::Mysql => "TEST_MYSQL_URL",
             Self::Mariadb => "TEST_MARIADB_URL",
+            Self::Galera | Self::GaleraNode => "TEST_GALERA_URL",
         };
-        let url = env::var(name)
+        let urls = env::var(name)
             .unwrap_or_else(|_| panic!("{name} is not set: scripts/test.sh starts the servers and sets it"));
-        url.parse().unwrap_or_else(|_| panic!("{name} is malformed"))
+        let nodes = if self == Self::GaleraNode { 1 } else { usize::MAX };
+        let urls = urls.split_whitespace().take(nodes);
+        urls.map(|url| url.parse().unwrap_or_else(|_| panic!("{name} is malformed"))).collect()
+    }
+
+    /// Where it is.
+    pub(crate) fn options(self) -> MySqlConnectOptions {
+        self.nodes().swap_remove(0)
     }
 
     /// Runs statements as its owner.
     pub(crate) async fn run(self, statements: &str) -> Result<(), sqlx::Error> {
         let mut connection = MySqlConnection::connect_with(&self.options()).await?;
         sqlx::raw_sql(AssertSqlSafe(statements)).execute(&mut connection).await?;
-        connection.close().await
+        connection.close().await?;
+        for node in self.nodes().into_iter().filter(|_| self.is_cluster()) {
+            // Until it is so on every node.
+            let mut connection = MySqlConnection::connect_with(&node).await?;
+            sqlx::raw_sql("SET wsrep_sync_wait = 1; SELECT 1").fetch_all(&mut connection).await?;
+            connection.close().await?;
+        }
+        Ok(())
     }
 }
 
@@ -106,6 +143,10 @@ fn awkward(server: Server) -> &'static str {
             "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ; \
              SET innodb_lock_wait_timeout = 5, time_zone = '-03:30', sql_mode = ''; SET NAMES latin1"
         }
+        Server::Galera | Server::GaleraNode => {
+            "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ; \
+             SET innodb_lock_wait_timeout = 5, time_zone = '-03:30', sql_mode = '', wsrep_sync_wait = 7; SET NAMES latin1"
+        }
     }
 }
 
@@ -125,7 +166,11 @@ impl Harness for MysqlHarness {
     }
 
     fn hooks(&self) -> &'static [Hook] {
-        &[Hook::Clock, Hook::Overwrite, Hook::Damage, Hook::Hold, Hook::Transaction]
+        match self.server {
+            // A lock is the node's own: tests/galera.rs has what that means.
+            Server::Galera => &[Hook::Clock, Hook::Overwrite, Hook::Damage, Hook::Transaction],
+            _ => &[Hook::Clock, Hook::Overwrite, Hook::Damage, Hook::Hold, Hook::Transaction],
+        }
     }
 
     async fn describe(&self) -> Result<String, BoxError> {
@@ -150,6 +195,7 @@ pub(crate) struct MysqlStore {
     database: String,
     /// For what goes past the backend.
     raw: MySqlPool,
+    handles: AtomicUsize,
     clock: ClockOffset,
 }
 
@@ -166,14 +212,22 @@ impl MysqlStore {
         let options = harness.server.options().database(database);
         let raw = match harness.pooled {
             true => awkward_pool(harness.server, 4).connect_lazy_with(options),
-            false => MySqlPoolOptions::new().max_connections(4).connect_lazy_with(options),
+            false => raw_pool(harness.server).connect_lazy_with(options),
         };
-        Ok(Self { harness, database: database.to_owned(), raw, clock: ClockOffset::default() })
+        Ok(Self {
+            harness,
+            database: database.to_owned(),
+            raw,
+            handles: AtomicUsize::default(),
+            clock: ClockOffset::default(),
+        })
     }
 
     /// Another handle.
     pub(crate) async fn backend(&self) -> Result<MysqlBackend, BoxError> {
-        let connection = self.harness.server.options().database(&self.database);
+        let mut nodes = self.harness.server.nodes();
+        let node = self.handles.fetch_add(1, Ordering::Relaxed) % nodes.len();
+        let connection = nodes.swap_remove(node).database(&self.database);
         let options = MysqlOptions::connection(connection.clone())?.max_connections(4).clock(self.clock.clone());
         Ok(match self.harness.pooled {
             false => MysqlBackend::connect_with(options).await?,
@@ -183,6 +237,15 @@ impl MysqlStore {
             }
         })
     }
+}
+
+fn raw_pool(server: Server) -> MySqlPoolOptions {
+    MySqlPoolOptions::new().max_connections(4).after_connect(move |connection, _| {
+        Box::pin(async move {
+            let text = if server.is_cluster() { "SET wsrep_sync_wait = 7" } else { "DO 0" };
+            sqlx::raw_sql(text).execute(connection).await.map(drop)
+        })
+    })
 }
 
 fn awkward_pool(server: Server, connections: u32) -> MySqlPoolOptions {

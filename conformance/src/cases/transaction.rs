@@ -69,7 +69,8 @@ pub(super) const CASES: &[Case] = &[
     case!(
         transaction::its_end_decides_who_has_the_key,
         [D1],
-        [Need::Hook(Hook::Transaction)],
+        // What it took it holds, as a row.
+        [Need::Hook(Hook::Transaction), Need::Hook(Hook::Hold)],
         "Those who want a key that an open transaction took get it if that is rolled back, and are told if it commits."
     ),
     case!(
