@@ -74,6 +74,20 @@ await() {
   fail "$2 did not answer on port $(port "$1") within a minute; see $dir/$1/log"
 }
 
+# A certificate for 127.0.0.1 in folder $1, and who vouches for it.
+certify() {
+  local at=$1 key=(-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes)
+  [ ! -e "$at/cert.pem" ] || return 0
+  command -v openssl >/dev/null || install_packages openssl
+  mkdir -p "$at"
+  {
+    openssl req -x509 "${key[@]}" -days 3650 -subj /CN=authority -keyout "$at/ca.key" -out "$at/ca.pem"
+    openssl req "${key[@]}" -subj /CN=127.0.0.1 -keyout "$at/key.pem" -out "$at/request.pem"
+    echo subjectAltName=IP:127.0.0.1 >"$at/names"
+    openssl x509 -req -in "$at/request.pem" -CA "$at/ca.pem" -CAkey "$at/ca.key" -CAcreateserial -days 3650 -extfile "$at/names" -out "$at/cert.pem"
+  } >"$at/log" 2>&1
+}
+
 # The servers that refuse to run as root run as `postgres`.
 as_postgres() { if [ "$(id -u)" = 0 ]; then su postgres -s /bin/sh -c "$*"; else sh -c "$*"; fi; }
 
@@ -85,9 +99,11 @@ up_postgres() {
   [ -x "$(pg_bin)/initdb" ] || fail 'PostgreSQL: no initdb was found'
   local at=$dir/postgres bin; bin=$(pg_bin)
   port postgres >/dev/null
-  [ "$(id -u)" != 0 ] || chown postgres "$at"
+  certify "$at/tls"
+  [ "$(id -u)" != 0 ] || chown -R postgres "$at"
   [ -e "$at/data/PG_VERSION" ] || as_postgres "$bin/initdb -D $at/data -U postgres --auth=trust -E UTF8 --locale=C.UTF-8 >$at/initdb.log"
   as_postgres "$bin/pg_ctl -D $at/data -l $at/log -w -o '-p $(port postgres) -c listen_addresses=127.0.0.1 -c unix_socket_directories=$at \
+    -c ssl=on -c ssl_cert_file=$at/tls/cert.pem -c ssl_key_file=$at/tls/key.pem -c ssl_ca_file=$at/tls/ca.pem \
     -c max_connections=300 -c shared_buffers=256MB -c max_wal_size=4GB' start >/dev/null"
   ln -sf "$at/data/postmaster.pid" "$at/pid"
   await postgres PostgreSQL
@@ -117,6 +133,7 @@ pool_mode = transaction
 max_client_conn = 500
 default_pool_size = 20
 ignore_startup_parameters = extra_float_digits
+server_tls_sslmode = disable
 pidfile = $at/pid
 logfile = $at/log
 INI
@@ -138,10 +155,12 @@ up_mariadb() {
   [ -x /usr/sbin/mariadbd ] || install_packages mariadb-server
   local at=$dir/mariadb
   port mariadb >/dev/null
+  certify "$at/tls"
   [ -e "$at/data/mysql" ] || mariadb-install-db --no-defaults --user="$me" --datadir="$at/data" --auth-root-authentication-method=normal \
     --skip-test-db >"$at/install.log" 2>&1
   setsid /usr/sbin/mariadbd --no-defaults --user="$me" --datadir="$at/data" --port="$(port mariadb)" --bind-address=127.0.0.1 --socket="$at/s" \
-    --pid-file="$at/pid" --max-connections=300 --innodb-buffer-pool-size=256M >"$at/log" 2>&1 </dev/null &
+    --pid-file="$at/pid" --max-connections=300 --innodb-buffer-pool-size=256M --ssl-ca="$at/tls/ca.pem" --ssl-cert="$at/tls/cert.pem" \
+    --ssl-key="$at/tls/key.pem" >"$at/log" 2>&1 </dev/null &
   await mariadb MariaDB
   # One whom `readonly` stops: root is exempt from it.
   mariadb_client mariadb -e "CREATE USER IF NOT EXISTS plain@localhost; GRANT ALL ON mysql.* TO plain@localhost"
@@ -189,9 +208,10 @@ up_mysql() {
   unpack_mysql
   local at=$dir/mysql
   port mysql >/dev/null
+  certify "$at/tls"
   [ -e "$at/data/mysql.ibd" ] || mysqld --initialize-insecure >"$at/init.log" 2>&1
   (mysqld --port="$(port mysql)" --bind-address=127.0.0.1 --mysqlx=OFF --socket="$at/s" --pid-file="$at/pid" --max-connections=300 \
-    --innodb-buffer-pool-size=256M --disable-log-bin >"$at/log" 2>&1 </dev/null &)
+    --innodb-buffer-pool-size=256M --disable-log-bin --ssl-ca="$at/tls/ca.pem" --ssl-cert="$at/tls/cert.pem" --ssl-key="$at/tls/key.pem" >"$at/log" 2>&1 </dev/null &)
   await mysql MySQL
 }
 
@@ -207,7 +227,8 @@ start_node() {
   local group=$((base + 4 * number + 1)) missed=$((base + 4 * number + 2)) whole=$((base + 4 * number + 3)) members
   members=127.0.0.1:$((base + 5)),127.0.0.1:$((base + 9)),127.0.0.1:$((base + 13))
   shift
-  as_mysql "exec setsid --wait /usr/sbin/mariadbd --no-defaults --datadir=$at/data --port=$((base + 4 * number)) --bind-address=127.0.0.1 \
+  # Where it may open too few files for a temporary table it crashes.
+  as_mysql "ulimit -n \$(ulimit -Hn); exec setsid --wait /usr/sbin/mariadbd --no-defaults --datadir=$at/data --port=$((base + 4 * number)) --bind-address=127.0.0.1 \
     --socket=$at/s --pid-file=$at/pid --max-connections=300 --innodb-buffer-pool-size=128M --innodb-autoinc-lock-mode=2 \
     --binlog-format=ROW --wsrep-on=ON --wsrep-provider=/usr/lib/galera/libgalera_smm.so --wsrep-cluster-name=fenced-queue \
     --wsrep-cluster-address=gcomm://$members --wsrep-node-address=127.0.0.1:$group --wsrep-sst-method=rsync \

@@ -128,6 +128,13 @@ NOTE
     printf '%s\n' "${with_all[*]}" | side_by_side
     if [ -e "$NOTED.failed" ]; then status=101; fi
   fi
+  # By themselves: with the feature, all connections of all tests would be encrypted.
+  encrypted=()
+  left_out postgres || encrypted+=(-p backend-postgres)
+  if ! left_out mariadb || ! left_out mysql; then encrypted+=(-p backend-mysql); fi
+  if [ ${#encrypted[@]} -gt 0 ]; then
+    cargo test --no-fail-fast "${encrypted[@]}" --features tls --test tls 2>&1 | tee -a "$log" || status=$?
+  fi
 fi
 
 echo

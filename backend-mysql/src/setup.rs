@@ -50,7 +50,14 @@ pub(crate) async fn open(options: &MysqlOptions) -> Result<MySqlPool> {
         })
         .connect_with(connection)
         .await
-        .map_err(|error| failed("connecting", error))
+        .map_err(|error| match error {
+            // The driver has none unless told, and sends nothing then.
+            sqlx::Error::Tls(_) if cfg!(not(feature = "tls")) => {
+                let message = "connecting: an encrypted connection needs the feature tls";
+                Error::not_applied(ErrorKind::Unsupported, message).with_source(error)
+            }
+            error => failed("connecting", error),
+        })
 }
 
 /// On a node of a cluster, has whatever begins on this connection see what any node has answered before: it waits until this

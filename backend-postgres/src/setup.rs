@@ -60,7 +60,14 @@ pub(crate) async fn open(options: &PostgresOptions) -> Result<PgPool> {
         }),
     };
     let opened = pool.connect_with(options.connection.clone()).await;
-    opened.map_err(|error| failed("connecting", Certainty::NotApplied, error))
+    opened.map_err(|error| match error {
+        // The driver has none unless told, and sends nothing then.
+        sqlx::Error::Tls(_) if cfg!(not(feature = "tls")) => {
+            let message = "connecting: an encrypted connection needs the feature tls";
+            Error::not_applied(ErrorKind::Unsupported, message).with_source(error)
+        }
+        error => failed("connecting", Certainty::NotApplied, error),
+    })
 }
 
 /// The migrations, with the versions that they lead to and whether each runs in a transaction. The last one of a version sets it, so
