@@ -164,7 +164,11 @@ async fn what_one_node_answered_the_others_know(cluster: Cluster) {
         .expect("settles what was claimed elsewhere");
     cluster.hold_up_others(2).await;
     let again = keyed("k");
-    assert_eq!(first.enqueue(&[again.clone()]).await.expect("stores"), [Enqueued::New(again.id)], "the key is free");
+    assert_eq!(
+        first.enqueue(std::slice::from_ref(&again)).await.expect("stores"),
+        [Enqueued::New(again.id)],
+        "the key is free"
+    );
     cluster.discard().await;
 }
 
@@ -266,7 +270,7 @@ async fn a_heartbeat_elsewhere_undoes_a_transaction(cluster: Cluster) {
     let end = decide(&claimed.execution, &complete("1"));
     let settled = first.update_if_current_in(&mut transaction, end.id, &end.current, &end.patch).await;
     assert!(matches!(settled, Ok(Update::Applied(_))), "{settled:?}");
-    assert_eq!(first.extend_leases(&[held.clone()], lease()).await.expect("answers"), [Beat::Busy], "here");
+    assert_eq!(first.extend_leases(std::slice::from_ref(&held), lease()).await.expect("answers"), [Beat::Busy], "here");
     assert_eq!(second.extend_leases(&[held], lease()).await.expect("answers"), [Beat::Extended], "and elsewhere");
     assert_error(first.commit(transaction).await, ErrorKind::Transient);
     let job = first.get(claimed.id()).await.expect("reads").expect("a job");

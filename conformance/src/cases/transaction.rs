@@ -82,7 +82,7 @@ pub(super) const CASES: &[Case] = &[
     case!(
         transaction::a_heartbeat_does_no_harm,
         [D8],
-        [Need::Hook(Hook::Transaction)],
+        [Need::Hook(Hook::Transaction), Need::Hook(Hook::Hold)],
         "A transaction that was begun for settling a job settles it, whatever heartbeats come in between."
     ),
 ];
