@@ -26,6 +26,7 @@ use crate::Result;
 use crate::Revision;
 use crate::Timestamp;
 use crate::WorkerId;
+use crate::error::clipped;
 
 /// A durable store of jobs in which every lifecycle write is a compare-and-update.
 ///
@@ -479,19 +480,19 @@ pub struct Unreadable {
     pub id: JobId,
     /// Its lifecycle part, if that can be read: then its failure can be recorded.
     pub execution: Option<Box<Execution>>,
-    /// What is wrong with it.
+    /// What is wrong with it, in short.
     pub reason: String,
 }
 
 impl Unreadable {
     /// A row of which not even the lifecycle part can be read.
     pub fn new(id: JobId, reason: impl fmt::Display) -> Self {
-        Self { id, execution: None, reason: reason.to_string() }
+        Self { id, execution: None, reason: clipped(reason) }
     }
 
     /// A row whose lifecycle part can be read.
     pub fn beyond(execution: Execution, reason: impl fmt::Display) -> Self {
-        Self { id: execution.id, execution: Some(Box::new(execution)), reason: reason.to_string() }
+        Self { id: execution.id, execution: Some(Box::new(execution)), reason: clipped(reason) }
     }
 }
 

@@ -217,6 +217,17 @@ impl Invalid {
 
     /// A text that is not what it should be.
     pub fn malformed(what: &'static str, reason: impl fmt::Display) -> Self {
-        Self::Malformed { what, reason: reason.to_string() }
+        Self::Malformed { what, reason: clipped(reason) }
     }
+}
+
+/// Of a reason that repeats what somebody has stored, which may be a megabyte, the beginning: it ends up in messages and logs.
+pub(crate) fn clipped(reason: impl fmt::Display) -> String {
+    const BYTES: usize = 400;
+    let mut reason = reason.to_string();
+    if reason.len() > BYTES {
+        reason.truncate(reason.floor_char_boundary(BYTES));
+        reason.push_str(" ..");
+    }
+    reason
 }

@@ -26,6 +26,7 @@ use crate::TransitionError;
 use crate::Update;
 use crate::UpdateRequest;
 use crate::When;
+use crate::error::clipped;
 use crate::job::check_size;
 
 /// A store that also keeps what a job has done so far, and what it waits for.
@@ -204,13 +205,13 @@ impl StepState {
 
 /// The error for a step that cannot be read; see [`DurableSteps::steps`].
 pub fn unreadable_step(id: JobId, reason: impl std::fmt::Display) -> Error {
-    let message = format!("a step of job {id} cannot be read: {reason}");
+    let message = format!("a step of job {id} cannot be read: {}", clipped(reason));
     Error::not_applied(crate::ErrorKind::Schema, message)
 }
 
 /// The error for a kept event that cannot be read.
 pub fn unreadable_event(key: &Name, reason: impl std::fmt::Display) -> Error {
-    Error::not_applied(crate::ErrorKind::Schema, format!("the event {key:?} cannot be read: {reason}"))
+    Error::not_applied(crate::ErrorKind::Schema, format!("the event {key:?} cannot be read: {}", clipped(reason)))
 }
 
 /// What a job waits for.
