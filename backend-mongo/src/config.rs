@@ -211,3 +211,50 @@ pub(crate) fn checked_database(name: String) -> Result<String> {
     }
     Ok(name)
 }
+
+#[cfg(test)]
+#[path = "../../conformance/tests/fuzz/mod.rs"]
+mod fuzz;
+
+#[cfg(test)]
+mod tests {
+    use super::fuzz::config;
+    use super::fuzz::mutated;
+    use super::*;
+    use proptest::prelude::*;
+
+    const SECRET: &str = "hunter2secret";
+
+    fn shows(value: &impl fmt::Debug) -> bool {
+        format!("{value:?}").contains(SECRET)
+    }
+
+    proptest! {
+        #![proptest_config(config(512))]
+
+        #[test]
+        fn no_message_repeats_a_url(
+            url in mutated(
+                &[
+                    "mongodb://u:hunter2secret@host:27017,b:1/db?replicaSet=rs0&maxPoolSize=3",
+                    "mongodb://u:hunter2secret@[::1]/?authSource=admin&readConcernLevel=majority&w=1",
+                    "mongodb://u:hunter2secret@%2Frun%2Fmongodb.sock/db?tls=false&compressors=zlib",
+                ],
+                &["%", "%ff", "%00", "?", "&", "=", "@", ":", "/", "[", "]", "#", ",", "tls=", "\0", "é", "9999999"],
+            ),
+        ) {
+            let read = match MongoOptions::from_url(&*url) {
+                Ok(options) => {
+                    prop_assert!(!shows(&options));
+                    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+                    runtime.block_on(options.client()).map(drop)
+                }
+                Err(error) => Err(error),
+            };
+            if let Err(error) = read {
+                prop_assert_eq!((error.kind(), error.certainty()), (ErrorKind::Invalid, queue_core::Certainty::NotApplied));
+                prop_assert!(!error.to_string().contains(SECRET) && !shows(&error), "{:?}", error);
+            }
+        }
+    }
+}
