@@ -278,17 +278,18 @@ pub(crate) async fn conflicts(handle: &Handle, seen: &Execution, transition: &Tr
 }
 
 /// Polls a future a number of times, unless it is ready before, and drops it.
-pub(crate) async fn drop_after<F: Future>(polls: usize, future: F) {
+pub(crate) async fn drop_after<F: Future>(polls: usize, future: F) -> Option<F::Output> {
     let mut future = Box::pin(future);
     let mut left = polls;
     std::future::poll_fn(|cx| {
         left -= 1;
         match future.as_mut().poll(cx) {
             Poll::Pending if left > 0 => Poll::Pending,
-            _ => Poll::Ready(()),
+            Poll::Pending => Poll::Ready(None),
+            Poll::Ready(output) => Poll::Ready(Some(output)),
         }
     })
-    .await;
+    .await
 }
 
 /// A job that a worker runs, on a fresh handle.

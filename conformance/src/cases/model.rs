@@ -1,6 +1,12 @@
 //! Random histories, replayed on the store and on the reference.
 
-use proptest::prelude::*;
+mod dropped;
+mod operation;
+mod side;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
 use proptest::test_runner::Config;
 use proptest::test_runner::RngSeed;
 use proptest::test_runner::TestCaseError;
@@ -15,119 +21,47 @@ use crate::case::Failed;
 use crate::case::Need;
 use crate::case::Outcome;
 use crate::case::case;
+use crate::case::check;
 use crate::case::check_eq;
 use crate::context::*;
 use crate::harness::Hook;
+
+use self::operation::Act;
+use self::operation::Operation;
+use self::operation::act;
+use self::side::Look;
+use self::side::Looks;
+use self::side::Plot;
+use self::side::Side;
+use self::side::look;
+use self::side::texts;
 
 pub(super) const CASES: &[Case] = &[case!(
     model::random_histories,
     [S22],
     [Need::Hook(Hook::Clock)],
-    "Random histories leave the same jobs, and get the same answers, as on the reference."
+    "Random histories, with calls that are dropped and handles that are opened anew, leave the same jobs, and get the same answers, as on the reference."
 )];
 
-const HISTORIES: u32 = 24;
+const HISTORIES: u32 = 32;
 const LONGEST: usize = 40;
-
-/// Every operation can be made in every situation: jobs and executions are picked by index.
-#[derive(Clone, Debug)]
-enum Operation {
-    Enqueue {
-        priority: u8,
-        key: Option<u8>,
-        minutes: u8,
-        max_attempts: u32,
-    },
-    Again {
-        job: usize,
-    },
-    Claim {
-        worker: usize,
-        rows: usize,
-        starts: bool,
-    },
-    /// `age` 0 is what was seen last, 1 what was seen before, and so on.
-    Move {
-        job: usize,
-        age: usize,
-        transition: usize,
-    },
-    Repeat {
-        job: usize,
-    },
-    Beat {
-        job: usize,
-        age: usize,
-        minutes: u8,
-    },
-    Sweep,
-    Orphans {
-        worker: usize,
-    },
-    Purge {
-        state: usize,
-    },
-    Advance {
-        minutes: u8,
-    },
-    Reconnect,
-}
-
-fn operation() -> impl Strategy<Value = Operation> {
-    let (job, age, worker) = (0..8usize, 0..3usize, 0..2usize);
-    prop_oneof![
-        4 => (0..3u8, proptest::option::of(0..3u8), 0..4u8, 1..3u32)
-            .prop_map(|(priority, key, minutes, max_attempts)| Operation::Enqueue { priority, key, minutes, max_attempts }),
-        1 => job.clone().prop_map(|job| Operation::Again { job }),
-        5 => (worker.clone(), 1..4usize, any::<bool>())
-            .prop_map(|(worker, rows, starts)| Operation::Claim { worker, rows, starts }),
-        6 => (job.clone(), age.clone(), 0..MOVES).prop_map(|(job, age, transition)| Operation::Move { job, age, transition }),
-        2 => job.clone().prop_map(|job| Operation::Repeat { job }),
-        2 => (job, age, 0..12u8).prop_map(|(job, age, minutes)| Operation::Beat { job, age, minutes }),
-        2 => Just(Operation::Sweep),
-        1 => worker.prop_map(|worker| Operation::Orphans { worker }),
-        1 => (0..3usize).prop_map(|state| Operation::Purge { state }),
-        2 => (1..12u8).prop_map(|minutes| Operation::Advance { minutes }),
-        1 => Just(Operation::Reconnect),
-    ]
-}
-
-const MOVES: usize = 12;
-
-/// The move of a number; half minutes, so that no due time and no lease ends with an operation.
-fn transition(number: usize) -> Transition {
-    match number {
-        0 => Transition::Start { lease: half_minutes(5) },
-        1 => complete(),
-        2 => Transition::Retry { error: "again".into(), available: When::After(millis(3 * MINUTE / 2)) },
-        3 => fail(),
-        4 => snooze(5 * MINUTE / 2),
-        5 => Transition::Release,
-        6 => Transition::Recover,
-        7 => cancel(),
-        8 => Transition::Rerun,
-        9 => Transition::Replace { payload: json("[9]"), available: When::Now },
-        10 => Transition::Progress { value: json("[10]") },
-        _ => Transition::Adopt { lease: half_minutes(3) },
-    }
-}
-
-fn half_minutes(minutes: u8) -> Lease {
-    lease(i64::from(minutes) * MINUTE + MINUTE / 2)
-}
+/// Time to look for a shorter history that fails as well, within the time of a case.
+const SHRINKING_MILLIS: u32 = 10_000;
 
 async fn random_histories(context: Context) -> Outcome {
     let config = Config {
         cases: HISTORIES,
         failure_persistence: None,
-        max_shrink_iters: 400,
+        max_shrink_iters: 1_000,
+        max_shrink_time: SHRINKING_MILLIS,
         rng_seed: RngSeed::Fixed(context.seed),
         ..Config::default()
     };
-    let histories = proptest::collection::vec(operation(), 1..LONGEST);
+    let other = context.connect().await?;
     let outcome = block_in_place(|| {
+        let histories = proptest::collection::vec(act(context.capabilities.durable_steps), 1..LONGEST);
         TestRunner::new(config).run(&histories, |history| {
-            let replayed = runtime::Handle::current().block_on(replay(&context, &history));
+            let replayed = runtime::Handle::current().block_on(replay(&context, &other, &history));
             replayed.map_err(|failed| TestCaseError::fail(failed.to_string()))
         })
     });
@@ -135,68 +69,84 @@ async fn random_histories(context: Context) -> Outcome {
         Ok(()) => Ok(()),
         Err(TestError::Abort(reason)) => Err(Failed::new(format!("aborted: {reason}"))),
         Err(TestError::Fail(reason, history)) => {
-            let lines: Vec<_> = history.iter().enumerate().map(|(n, op)| format!("  {:2}  {op:?}", n + 1)).collect();
+            let lines: Vec<_> = history.iter().enumerate().map(|(n, act)| format!("  {:2}  {act:?}", n + 1)).collect();
             Err(Failed::new(format!(
-                "{reason}\nthe shortest history found, worth a case of its own:\n{}",
+                "{reason}\nthe shortest history found from seed {}, worth a case of its own:\n{}",
+                context.seed,
                 lines.join("\n")
             )))
         }
     }
 }
 
-/// A store with what a history knows of it.
-struct Side {
-    handle: Handle,
-    /// What was seen of each job, oldest first.
-    seen: Vec<Vec<Execution>>,
-    decisions: Vec<Option<Decision>>,
-}
-
+/// The store's side, then the reference's.
 struct History {
-    queue: Name,
-    workers: [WorkerId; 2],
-    new: Vec<NewJob>,
+    plot: Plot,
     model: MemoryBackend,
     sides: [Side; 2],
+    late: Late,
+    /// By how much the store's clock is ahead of the reference's, known with the first job.
+    ahead: Option<i64>,
 }
 
-async fn replay(context: &Context, history: &[Operation]) -> Outcome {
+/// What calls that were dropped could still do, long after, on a machine that stood still.
+#[derive(Default)]
+struct Late {
+    workers: BTreeSet<WorkerId>,
+    jobs: BTreeSet<JobId>,
+}
+
+impl Late {
+    fn has_come(&self, [store, model]: &[Looks; 2]) -> bool {
+        store.iter().any(|(id, there)| match model.get(id) {
+            None => self.jobs.contains(id),
+            Some(expected) => {
+                there.text != expected.text
+                    && there.job.execution.claimed_by.as_ref().is_some_and(|worker| self.workers.contains(worker))
+            }
+        })
+    }
+}
+
+/// Ends and deletes what earlier histories left, so that a history depends on itself alone, and a shorter one fails as it did.
+async fn tidy_up(handle: &Handle) -> Outcome {
+    let left = handle.list(&ListFilter::default(), None, Limit::MAX).await?.items;
+    let mut decisions: Vec<_> = left.iter().filter_map(|job| Decision::new(&job.execution, &cancel()).ok()).collect();
+    Transitioner::new(handle).submit_all(&mut decisions).await;
+    for state in [JobState::Completed, JobState::Failed, JobState::Canceled] {
+        handle.purge(state, Delay::ZERO, limit(10_000)).await?;
+    }
+    Ok(())
+}
+
+async fn replay(context: &Context, other: &Handle, history: &[Act]) -> Outcome {
+    tidy_up(other).await?;
     let model = MemoryBackend::at(Timestamp::from_unix_millis(1_924_992_000_000)?);
-    let side = |handle| Side { handle, seen: Vec::new(), decisions: Vec::new() };
-    let sides = [side(context.connect().await?), side(std::sync::Arc::new(model.clone()))];
-    let queue = name(&format!("q{}", JobId::new()));
-    let mut state = History { queue, workers: [worker("a"), worker("b")], new: Vec::new(), model, sides };
-    for (number, operation) in history.iter().enumerate() {
+    let sides = [Side::new(context.connect().await?), Side::new(Arc::new(model.clone()))];
+    let plot = Plot {
+        queue: name(&format!("q{}", JobId::new())),
+        workers: [worker("a"), worker("b")],
+        stand_in: None,
+        new: Vec::new(),
+        with_steps: BTreeSet::new(),
+    };
+    let mut state = History { plot, model, sides, late: Late::default(), ahead: None };
+    for (number, act) in history.iter().enumerate() {
         // Time passes between all operations, so that no order is left to the speed of the store.
         state.advance(context, 1).await?;
-        if let Operation::Reconnect = operation {
-            state.sides[0].handle = context.connect().await?;
-            continue;
+        match act.operation {
+            Operation::Reconnect => state.sides[0].handle = context.connect().await?,
+            Operation::Advance { minutes } => state.advance(context, minutes).await?,
+            _ => {
+                let ended = state.act(context, other, act).await;
+                let ended =
+                    ended.map_err(|failed| Failed::new(format!("operation {}, {act:?}: {failed}", number + 1)))?;
+                if !ended {
+                    context.note(format_args!("what was dropped long before has come late: no verdict"));
+                    return Ok(());
+                }
+            }
         }
-        if let Operation::Advance { minutes } = operation {
-            state.advance(context, *minutes).await?;
-            continue;
-        }
-        if let Operation::Enqueue { priority, key, minutes, max_attempts } = operation {
-            state.add(*priority, *key, *minutes, *max_attempts)?;
-        }
-        let mut answers = Vec::new();
-        for index in 0..2 {
-            answers.push(state.perform(index, operation).await?);
-        }
-        check_eq!(
-            answers[0],
-            answers[1],
-            "operation {}, {operation:?}: the store's answer, and the reference's",
-            number + 1
-        );
-        let rows = [state.rows(0).await?, state.rows(1).await?];
-        check_eq!(
-            rows[0],
-            rows[1],
-            "after operation {}, {operation:?}: the store's jobs, and the reference's",
-            number + 1
-        );
     }
     Ok(())
 }
@@ -208,155 +158,114 @@ impl History {
         context.advance(by).await
     }
 
-    fn add(&mut self, priority: u8, key: Option<u8>, minutes: u8, max_attempts: u32) -> Outcome {
-        let mut job = new_job();
-        job.queue = self.queue.clone();
-        job.priority = Priority::new(priority)?;
-        job.unique_key = key.map(|key| UniqueKey::try_from(format!("key {key}"))).transpose()?;
-        job.max_attempts = std::num::NonZeroU32::new(max_attempts).unwrap_or(std::num::NonZeroU32::MIN);
-        if minutes > 0 {
-            job.available = When::After(millis(i64::from(minutes) * MINUTE - MINUTE / 2));
+    /// Does it on both sides, and compares them; false if nothing can be said about the store any more.
+    async fn act(&mut self, context: &Context, other: &Handle, act: &Act) -> Result<bool, Failed> {
+        let Act { operation, dropped } = act;
+        self.prepare(operation, dropped.is_some())?;
+        let polls = dropped.as_ref().map_or(usize::MAX, |dropped| dropped.polls);
+        let answer = drop_after(polls, self.sides[0].perform(&self.plot, operation)).await;
+        let answers = match (answer, dropped) {
+            (Some(answer), _) => Some([answer?, self.sides[1].perform(&self.plot, operation).await?]),
+            (None, None) => None,
+            (None, Some(dropped)) => {
+                context.note(format_args!("dropped after {polls} polls: {operation:?}"));
+                if dropped.dies {
+                    self.sides[0].handle = context.connect().await?;
+                }
+                self.learn(context, other, operation, dropped).await?;
+                None
+            }
+        };
+        let steps = operation.is_of_steps() || dropped.is_some() && context.capabilities.durable_steps;
+        let looks = [
+            look(&self.sides[0].handle, &self.plot, steps).await?,
+            look(&self.sides[1].handle, &self.plot, steps).await?,
+        ];
+        if self.late.has_come(&looks) {
+            return Ok(false);
         }
-        self.new.push(job);
+        if let Some([store, model]) = answers {
+            check_eq!(store, model, "the store's answer, and the reference's");
+        }
+        check_eq!(texts(&looks[0]), texts(&looks[1]), "the store's jobs, and the reference's");
+        self.note(&looks)?;
+        Ok(true)
+    }
+
+    /// What both sides are to know before the operation.
+    fn prepare(&mut self, operation: &Operation, dropped: bool) -> Outcome {
+        let plot = &mut self.plot;
+        plot.stand_in = None;
+        match operation {
+            Operation::Enqueue { jobs, priority, key, minutes, max_attempts } => {
+                for _ in 0..*jobs {
+                    let mut job = new_job();
+                    job.queue = plot.queue.clone();
+                    job.priority = Priority::new(*priority)?;
+                    job.unique_key = key.map(|key| UniqueKey::try_from(format!("key {key}"))).transpose()?;
+                    job.max_attempts = std::num::NonZeroU32::new(*max_attempts).unwrap_or(std::num::NonZeroU32::MIN);
+                    if *minutes > 0 {
+                        job.available = When::After(millis(i64::from(*minutes) * MINUTE - MINUTE / 2));
+                    }
+                    if dropped {
+                        self.late.jobs.insert(job.id);
+                    }
+                    plot.new.push(job);
+                }
+            }
+            Operation::HandOver { key, .. } => {
+                let mut job = new_job();
+                job.queue = plot.queue.clone();
+                job.unique_key = key.map(|key| UniqueKey::try_from(format!("key {key}"))).transpose()?;
+                plot.new.push(job);
+            }
+            // Whoever is dropped while it claims never claims again.
+            Operation::Claim { .. } if dropped => plot.stand_in = Some(worker("late")),
+            Operation::Step { job, age, .. } | Operation::Wait { job, age, .. } => {
+                plot.with_steps.extend(self.sides[0].running(*job, *age).map(|(_, seen)| seen.id));
+            }
+            _ => {}
+        }
         Ok(())
     }
 
-    /// Makes an operation on one of the sides; the answer, in words that both sides share.
-    async fn perform(&mut self, index: usize, operation: &Operation) -> Result<String, Failed> {
-        let (new, queue, workers) = (&self.new, &self.queue, &self.workers);
-        let side = &mut self.sides[index];
-        side.seen.resize(new.len(), Vec::new());
-        side.decisions.resize(new.len(), None);
-        let handle = std::sync::Arc::clone(&side.handle);
-        match operation {
-            Operation::Enqueue { .. } => match new.last() {
-                Some(job) => Ok(format!("{:?}", handle.enqueue(std::slice::from_ref(job)).await?)),
-                None => Ok(String::new()),
-            },
-            Operation::Again { job } => match pick(new, *job) {
-                Some(job) => Ok(format!(
-                    "{:?}",
-                    handle.enqueue(std::slice::from_ref(&new[job])).await.map_err(|error| error.kind())
-                )),
-                None => Ok(String::new()),
-            },
-            Operation::Claim { worker, rows, starts } => {
-                let kinds = [name("k")];
-                let request =
-                    ClaimRequest::new(queue.clone(), kinds, workers[*worker].clone(), half_minutes(3), limit(*rows))?;
-                let claimed = handle.claim(&if *starts { request } else { request.reserve() }).await?;
-                Ok(format!("{:?}", claimed.jobs.iter().map(Job::id).collect::<Vec<_>>()))
-            }
-            Operation::Move { job, age, transition: number } => {
-                let Some((job, seen)) = side.seen_of(*job, *age) else { return Ok(String::new()) };
-                match Decision::new(&seen, &transition(*number)) {
-                    Err(illegal) => Ok(format!("illegal from {}", illegal.from)),
-                    Ok(mut decision) => {
-                        let answer = Transitioner::new(&handle).submit(&mut decision).await;
-                        side.decisions[job] = Some(decision);
-                        Ok(in_words(answer))
-                    }
-                }
-            }
-            Operation::Repeat { job } => {
-                let Some(job) = pick(&side.decisions, *job) else { return Ok(String::new()) };
-                match &mut side.decisions[job] {
-                    Some(decision) => Ok(in_words(Transitioner::new(&handle).submit(decision).await)),
-                    None => Ok(String::new()),
-                }
-            }
-            Operation::Beat { job, age, minutes } => {
-                let held = side.seen_of(*job, *age).and_then(|(_, seen)| Held::of(&seen));
-                let Some(held) = held else { return Ok(String::new()) };
-                Ok(format!("{:?}", handle.extend_leases(&[held], half_minutes(*minutes)).await?))
-            }
-            Operation::Sweep => {
-                // In one page: what is put back in two has two due times where the clock does not stand still, and one in the
-                // reference.
-                let sweep = recover_stale(&handle, half_minutes(3), Limit::MAX, |_| false).await?;
-                let mine = |row: &&Execution| new.iter().any(|job| job.id == row.id);
-                Ok(format!(
-                    "{:?}",
-                    sweep.recovered.iter().filter(mine).map(|row| (row.id, row.state)).collect::<Vec<_>>()
-                ))
-            }
-            Operation::Orphans { worker } => {
-                let is_held = |id: JobId| id.as_uuid().as_bytes()[15].is_multiple_of(2);
-                let sweep =
-                    release_orphans(&handle, &workers[*worker], millis(3 * MINUTE / 2), Limit::MAX, is_held).await?;
-                Ok(format!("{:?}", sweep.recovered.iter().map(|row| row.id).collect::<Vec<_>>()))
-            }
-            Operation::Purge { state } => {
-                let state = [JobState::Completed, JobState::Failed, JobState::Canceled][*state];
-                // All that earlier histories left as well: the rows, not the number, are compared.
-                handle.purge(state, millis(5 * MINUTE / 2), limit(10_000)).await?;
-                Ok(String::new())
-            }
-            Operation::Advance { .. } | Operation::Reconnect => Ok(String::new()),
+    /// Notes what was seen, and gives the reference the store's due times, which are not as round.
+    fn note(&mut self, [store, model]: &[Looks; 2]) -> Outcome {
+        for side in &mut self.sides {
+            side.seen.resize(self.plot.new.len(), Vec::new());
         }
-    }
-
-    /// The jobs of this history as they are now, in words that both sides share; and notes them as seen.
-    async fn rows(&mut self, index: usize) -> Result<Vec<String>, Failed> {
-        let filter = {
-            let mut filter = ListFilter::default();
-            filter.queue = Some(self.queue.clone());
-            filter
-        };
-        let side = &mut self.sides[index];
-        let page = side.handle.list(&filter, None, Limit::MAX).await?;
-        side.seen.resize(self.new.len(), Vec::new());
-        let mut rows = Vec::new();
-        for job in page.items {
-            let seen = self.new.iter().position(|new| new.id == job.id()).map(|position| &mut side.seen[position]);
-            if let Some(seen) = seen.filter(|seen| seen.last() != Some(&job.execution)) {
+        for (id, Look { job, .. }) in store {
+            let (Some(position), Some(Look { job: expected, .. })) = (self.plot.position(*id), model.get(id)) else {
+                continue;
+            };
+            let [seen, of_model] = self.sides.each_mut().map(|side| &mut side.seen[position]);
+            // Both if either has changed, so that an age means one moment: a lease may be extended by little on one side alone.
+            if seen.last() != Some(&job.execution) || of_model.last() != Some(&expected.execution) {
                 seen.push(job.execution.clone());
+                of_model.push(expected.execution.clone());
             }
-            rows.push(describe(&job));
+            let ahead = job.created_at.unix_millis() - expected.created_at.unix_millis();
+            let ahead = *self.ahead.get_or_insert(ahead);
+            for ((what, at), (_, expected)) in times(job).into_iter().zip(times(expected)) {
+                let off =
+                    at.zip(expected).map_or(0, |(at, expected)| at.unix_millis() - ahead - expected.unix_millis());
+                check!(off.abs() < MINUTE / 2, "job {id}: {what} is {off} ms later than on the reference");
+            }
+            let due = job.available_at.saturating_add_millis(-ahead);
+            self.model.edit(|rows| rows.get_mut(id).map(|row| row.job.available_at = due));
         }
-        Ok(rows)
+        Ok(())
     }
 }
 
-fn pick<T>(jobs: &[T], number: usize) -> Option<usize> {
-    number.checked_rem(jobs.len())
-}
-
-impl Side {
-    fn seen_of(&self, job: usize, age: usize) -> Option<(usize, Execution)> {
-        let job = pick(&self.seen, job)?;
-        let seen = &self.seen[job];
-        Some((job, seen.get(seen.len().checked_sub(1)?.saturating_sub(age))?.clone()))
-    }
-}
-
-fn in_words(answer: Result<Settled, TransitionError>) -> String {
-    match answer {
-        Ok(Settled::Applied(row)) => format!("applied: {row}"),
-        Ok(Settled::AlreadyApplied(row)) => format!("already applied: {row}"),
-        Err(TransitionError::Conflict(conflict)) => format!("conflict with {}", conflict.current),
-        Err(TransitionError::Missing { .. }) => "missing".to_owned(),
-        Err(TransitionError::Backend(error)) => format!("error {} {:?}", error.kind(), error.certainty()),
-        Err(error) => error.to_string(),
-    }
-}
-
-fn describe(job: &Job) -> String {
+fn times(job: &Job) -> [(&'static str, Option<Timestamp>); 6] {
     let row = &job.execution;
-    let set = |at: Option<Timestamp>| if at.is_some() { "set" } else { "none" };
-    let errors: Vec<_> =
-        job.errors.iter().map(|e| format!("{} in attempt {} (fence {})", e.text, e.attempt, e.fence)).collect();
-    format!(
-        "{} {row} of {}, claimed {}, attempted {}, lease {}, finished {}, priority {}, key {:?}, payload {}, result {:?}, errors {errors:?}",
-        row.id,
-        row.max_attempts,
-        set(row.claimed_at),
-        set(row.attempted_at),
-        set(row.lease_expires_at),
-        set(job.finished_at),
-        job.priority.get(),
-        job.unique_key,
-        job.payload,
-        job.result,
-    )
+    [
+        ("available_at", Some(job.available_at)),
+        ("created_at", Some(job.created_at)),
+        ("claimed_at", row.claimed_at),
+        ("attempted_at", row.attempted_at),
+        ("lease_expires_at", row.lease_expires_at),
+        ("finished_at", job.finished_at),
+    ]
 }

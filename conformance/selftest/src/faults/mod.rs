@@ -9,6 +9,7 @@ mod errors;
 mod events;
 mod handles;
 mod handover;
+mod histories;
 mod inspect;
 mod lease;
 mod recover;
@@ -46,6 +47,7 @@ pub fn faults() -> Vec<Fault> {
         waits::FAULTS,
         events::FAULTS,
         handover::FAULTS,
+        histories::FAULTS,
     ]
     .concat()
 }
