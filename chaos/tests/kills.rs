@@ -227,8 +227,7 @@ fn kills(log: &Path) -> Vec<Kill> {
 async fn check(trial: &Trial, journal: Journal, file: &Path, told: Option<&[Told]>) -> bool {
     let store = journal.open(file).await;
     let rows = trial.rows(&store).await;
-    let mut connection =
-        SqliteConnection::connect_with(&SqliteConnectOptions::new().filename(file)).await.expect("opens");
+    let mut connection = SqliteConnection::connect(&file.to_string_lossy()).await.expect("opens");
     let sound: String = query_scalar("PRAGMA integrity_check").fetch_one(&mut connection).await.expect("runs");
     assert_eq!(sound, "ok");
     connection.close().await.expect("closes");
@@ -240,6 +239,14 @@ async fn check(trial: &Trial, journal: Journal, file: &Path, told: Option<&[Told
     timeout(PATIENCE, trial.complete(&store, &rows)).await.expect("a repetition completes it");
     store.close().await;
     done > 0
+}
+
+/// From now on the file alone has everything, whoever else has it open.
+async fn write_back(file: &Path) {
+    let mut connection = SqliteConnection::connect(&file.to_string_lossy()).await.expect("opens");
+    let busy: i64 = query_scalar("PRAGMA wal_checkpoint(TRUNCATE)").fetch_one(&mut connection).await.expect("runs");
+    assert_eq!(busy, 0);
+    connection.close().await.expect("closes");
 }
 
 /// A file of its own with what is there before the call.
@@ -268,7 +275,7 @@ async fn every_write_of(trial: Trial, journal: Journal, what: &str, before: &Pat
     let (mut running, mut ended) = (JoinSet::new(), Vec::new());
     for (place, kill) in kills.into_iter().enumerate() {
         if running.len() == AT_ONCE {
-            ended.extend(running.join_next().await);
+            ended.extend(running.join_next().await.map(|ended| ended.expect("it holds")));
         }
         let folder = folder.join(place.to_string());
         let task = task(copy(before, &folder), trial.recipe.clone());
@@ -285,9 +292,9 @@ async fn every_write_of(trial: Trial, journal: Journal, what: &str, before: &Pat
             }
         });
     }
-    ended.extend(running.join_all().await.into_iter().map(Ok));
-    let found: BTreeMap<_, _> = ended.into_iter().map(|ended| ended.expect("it holds")).collect();
-    let found: Vec<_> = found.into_values().collect();
+    ended.extend(running.join_all().await);
+    ended.sort_unstable();
+    let found: Vec<_> = ended.into_iter().map(|(_, found)| found).collect();
     assert!(found.first() == Some(&Found::Nothing) && found.is_sorted(), "{what}: {found:?}");
     let groups = found.chunk_by(|one, other| one == other);
     let groups: Vec<_> = groups.map(|group| format!("{} {:?}", group.len(), group[0])).collect();
@@ -303,12 +310,14 @@ async fn every_write(journal: Journal) {
     let store = journal.open(&migrated).await;
     store.migrate().await.expect("migrates");
     store.create_table().await;
+    write_back(&migrated).await;
     store.close().await;
     for (number, (what, rows)) in CALLS.into_iter().enumerate() {
         let folder = folder.join(number.to_string());
         let before = copy(&migrated, &folder);
         let store = journal.open(&before).await;
         let trial = Trial::prepare(&store, what, rows).await;
+        write_back(&before).await;
         store.close().await;
         every_write_of(trial, journal, &format!("{what} ({rows})"), &before, &folder).await;
     }
