@@ -171,7 +171,12 @@ impl Backend for Recording {
             }
             Ok(answers)
         };
-        let answers = made.await.map_err(|error| self.failed(call, error))?;
+        let is_whole = updates.len() == 1 || self.inner.capabilities().atomic_batches;
+        let answers = made.await.inspect_err(|error| {
+            // Where batches are not whole it speaks of the row that failed: others may be written.
+            let nothing = is_whole && error.certainty() == Certainty::NotApplied;
+            self.recorder.write(What::Failed { call, nothing });
+        })?;
         self.recorder.write(What::Updated { call, answers: answers.iter().map(answer).collect() });
         Ok(answers)
     }

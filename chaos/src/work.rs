@@ -21,6 +21,7 @@ use fenced_queue::sqlite::sqlx::sqlite::SqlitePoolOptions;
 use queue_conformance::BoxError;
 use serde::Deserialize;
 use serde::Serialize;
+use tokio::time::sleep;
 
 use crate::history::Recorder;
 use crate::history::Stage;
@@ -134,7 +135,7 @@ async fn on_one_connection(url: &str) -> Result<Arc<dyn Inspect>, BoxError> {
 async fn handle(recorder: Arc<Recorder>, context: JobContext, Work { number }: Work) -> Result<u64, NotDone> {
     recorder.write(What::Began { job: context.id(), fence: context.fence(), attempt: context.attempt() });
     // Some are slow, so that there is always something to interrupt, and some fail.
-    tokio::time::sleep(Duration::from_millis(fastrand::u64(..50))).await;
+    sleep(Duration::from_millis(fastrand::u64(..50))).await;
     match number % 10 {
         0 if context.attempt() == 1 => Err(NotDone::retry("the first time it fails")),
         1 if context.attempt() == 1 => panic!("the first time it panics"),
@@ -174,9 +175,11 @@ impl Run {
     /// A step whose effect comes to another value each time; it may fail after its effect.
     async fn step(&self, name: &str, may_fail: bool) -> Result<u64, NotDone> {
         let (job, fence) = (self.context.id(), self.context.fence());
+        // Before it and within it there is something to interrupt.
+        sleep(Duration::from_millis(fastrand::u64(..300))).await;
         let effect = async |_key| {
             self.recorder.write(What::Effect { job, name: stored(name), fence });
-            tokio::time::sleep(Duration::from_millis(fastrand::u64(..20))).await;
+            sleep(Duration::from_millis(fastrand::u64(..300))).await;
             match may_fail && fastrand::bool() {
                 true => Err(NotDone::retry("the effect happened, and nobody was told")),
                 false => Ok(fastrand::u64(..)),

@@ -301,6 +301,17 @@ fn a_process_that_died_may_have_done_it() {
 }
 
 #[test]
+fn what_was_refused_and_sent_again_may_have_been_made() {
+    let (mut history, row) = running();
+    let done = moved(&row, Completed);
+    let call = history.send("a", &row, &done);
+    history.write("a", What::Failed { call, nothing: true });
+    history.send("a", &row, &done);
+    history.end(&done);
+    assert_eq!(history.violations(), []);
+}
+
+#[test]
 fn a_lost_job() {
     let mut history = History::default();
     let row = history.enqueue(None);
