@@ -28,12 +28,6 @@ pub(super) const FAULTS: &[Fault] = &[
         "The first claim of a handle does not raise the fence of jobs that were claimed before it was opened.",
         HISTORIES,
     ),
-    Fault::new(
-        "histories::leases_in_the_handle",
-        &LeasesInTheHandle,
-        "Heartbeats are kept in the handle, which writes them with its next claim, sweep or settle: what is not written by then goes with it.",
-        HISTORIES,
-    ),
 ];
 
 /// Takes as long as its round trip.
@@ -112,85 +106,5 @@ impl Wrong for FirstClaimForgetsTheFence {
             real.edit(job.id(), |row| row.job.execution.fence -= 1);
         }
         Ok(claimed)
-    }
-}
-
-struct LeasesInTheHandle;
-
-impl LeasesInTheHandle {
-    fn write(real: &Real) {
-        for (id, kept) in std::mem::take(&mut *real.kept.jobs()) {
-            real.edit(id, |row| {
-                let there = &mut row.job.execution;
-                if there.revision == kept.execution.revision {
-                    there.lease_expires_at = kept.execution.lease_expires_at;
-                }
-            });
-        }
-    }
-
-    /// What this handle reads is what it has kept.
-    fn show(real: &Real, job: &mut Job) {
-        if let Some(kept) = real.kept.jobs().get(&job.id())
-            && kept.execution.revision == job.execution.revision
-        {
-            job.execution.lease_expires_at = kept.execution.lease_expires_at;
-        }
-    }
-}
-
-#[async_trait]
-impl Wrong for LeasesInTheHandle {
-    async fn extend_leases(&self, real: &Real, held: &[Held], lease: Lease) -> Result<Vec<Beat>> {
-        Self::write(real);
-        let before: Vec<_> = real.memory().edit(|rows| rows.values().map(|row| row.job.execution.clone()).collect());
-        let beats = real.handle.extend_leases(held, lease).await?;
-        for before in before {
-            real.edit(before.id, |row| {
-                if row.job.execution.lease_expires_at != before.lease_expires_at {
-                    real.kept.keep([&row.job]);
-                    row.job.execution.lease_expires_at = before.lease_expires_at;
-                }
-            });
-        }
-        Ok(beats)
-    }
-
-    async fn claim(&self, real: &Real, request: &ClaimRequest) -> Result<Claimed> {
-        Self::write(real);
-        real.handle.claim(request).await
-    }
-
-    async fn ask(&self, real: &Real, _: &mut UpdateRequest) -> Result<()> {
-        Self::write(real);
-        Ok(())
-    }
-
-    async fn stale(
-        &self,
-        real: &Real,
-        after: Option<StaleCursor>,
-        limit: Limit,
-    ) -> Result<Page<Execution, StaleCursor>> {
-        Self::write(real);
-        real.handle.stale(after, limit).await
-    }
-
-    async fn get(&self, real: &Real, id: JobId) -> Result<Option<Job>> {
-        let mut job = real.handle.get(id).await?;
-        job.iter_mut().for_each(|job| Self::show(real, job));
-        Ok(job)
-    }
-
-    async fn list(
-        &self,
-        real: &Real,
-        filter: &ListFilter,
-        after: Option<JobId>,
-        limit: Limit,
-    ) -> Result<Page<Job, JobId>> {
-        let mut page = real.handle.list(filter, after, limit).await?;
-        page.items.iter_mut().for_each(|job| Self::show(real, job));
-        Ok(page)
     }
 }
