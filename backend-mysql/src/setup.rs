@@ -227,11 +227,22 @@ async fn migrate_on(connection: &mut MySqlConnection, statements: &Sql, prefix: 
             format!("migrating: there is a table {prefix}jobs that is not of this queue; nothing was changed");
         return Err(Error::not_applied(ErrorKind::Schema, message));
     }
+    let mut has_begun = false;
     for Migration { version, sql } in migrations(prefix) {
         let mut repeats = Repeats::default();
-        while admitted(connection, statements, prefix).await?.lacks(version) {
+        loop {
+            let present = admitted(connection, statements, prefix).await;
+            let present = present.map_err(|error| match has_begun {
+                // What was asked here wrote nothing, but an earlier migration did.
+                true => error.with_certainty(Certainty::Unknown),
+                false => error,
+            })?;
+            if !present.lacks(version) {
+                break;
+            }
             let Err(error) = sqlx::raw_sql(AssertSqlSafe(sql.clone())).execute(&mut *connection).await else {
                 tracing::info!(%prefix, version, "migrated the schema");
+                has_begun = true;
                 break;
             };
             // In a cluster the lock is the node's own, and somebody on another one may have been faster.
@@ -239,7 +250,7 @@ async fn migrate_on(connection: &mut MySqlConnection, statements: &Sql, prefix: 
                 continue;
             }
             let refused = matches!(error, sqlx::Error::Database(_));
-            let certainty = if refused { Certainty::NotApplied } else { Certainty::Unknown };
+            let certainty = if refused && !has_begun { Certainty::NotApplied } else { Certainty::Unknown };
             let error = failed("migrating", error).with_certainty(certainty);
             if refused && !is_begun {
                 undo_beginning(connection, statements, prefix).await;
