@@ -400,7 +400,14 @@ async fn a_migration_without_the_privilege_changes_nothing() {
             ("ALTER, INDEX", "fenced_jobs"),
         ] {
             database.run(&format!("GRANT {privileges} ON {}.{table} TO '{user}'@'%'", database.name)).await;
-            assert_error(backend.migrate().await, ErrorKind::Permanent);
+            let refused = backend.migrate().await.expect_err("it may not");
+            // The first time it has written the first schema.
+            let certainty = if table == "fenced_jobs" && privileges == "CREATE" {
+                Certainty::Unknown
+            } else {
+                Certainty::NotApplied
+            };
+            assert_eq!((refused.kind(), refused.certainty()), (ErrorKind::Permanent, certainty), "{refused}");
             assert_eq!(version(database).await.as_deref(), FIRST, "{privileges} on {table}");
         }
         database.run(&format!("GRANT UPDATE ON {}.fenced_schema TO '{user}'@'%'", database.name)).await;

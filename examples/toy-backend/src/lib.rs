@@ -96,14 +96,18 @@ impl ToyBackend {
     async fn open_within(&self, longest: Duration) -> Result<Open> {
         let begun = Instant::now();
         let lock = File::create(self.path.with_extension("lock")).map_err(broken)?;
-        while begun.elapsed() < longest {
+        loop {
             match lock.try_lock() {
                 Ok(()) => return self.read(lock),
-                Err(TryLockError::WouldBlock) => tokio::time::sleep(Duration::from_millis(1)).await,
+                Err(TryLockError::WouldBlock) if begun.elapsed() < longest => {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+                Err(TryLockError::WouldBlock) => {
+                    return Err(Error::not_applied(ErrorKind::Transient, "somebody else has the file locked"));
+                }
                 Err(TryLockError::Error(error)) => return Err(broken(error)),
             }
         }
-        Err(Error::not_applied(ErrorKind::Transient, "somebody else has the file locked"))
     }
 
     fn read(&self, lock: File) -> Result<Open> {
