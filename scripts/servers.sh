@@ -522,7 +522,7 @@ case $command in
   env) print_env ;;
   down) for name in "${names[@]}"; do down "$name"; done ;;
   *)
-    sed -n '2,21s/^# \{0,1\}//p' "$0"
+    sed -n '2,20s/^# \{0,1\}//p' "$0"
     exit 2
     ;;
 esac
