@@ -466,10 +466,14 @@ fn due(jobs: &str) -> String {
 
 /// What the caller has compared, in rows that it has locked. A column says how it changes: `keep`, `clear`, `at` or `after`
 /// a number of milliseconds. The last three `?` are what payloads, results and failures are cut out of.
+///
+/// A month or day 0, which only a session with a lax `sql_mode` stores, a strict one does not even write back: it becomes the first day.
 fn update(jobs: &str) -> String {
     let moved = |column: &str| {
         format!(
-            "j.{column} = CASE e.{column} WHEN 'keep' THEN j.{column} WHEN 'at' THEN {} WHEN 'after' THEN {} END",
+            "j.{column} = CASE e.{column} \
+               WHEN 'keep' THEN IF(MONTH(j.{column}) = 0 OR DAY(j.{column}) = 0, '0001-01-01', j.{column}) \
+               WHEN 'at' THEN {} WHEN 'after' THEN {} END",
             at(&format!("e.{column}_ms")),
             after(&format!("e.{column}_ms")),
         )

@@ -158,6 +158,8 @@ async fn rows_that_cannot_be_read_come_back_beside_the_others() {
             ("errors", "'[\"oops\", 1, {}, null]'", true),
             ("result", "'oops'", true),
             ("created_at", "'0000-00-00 00:00:00'", true),
+            ("available_at", "'2026-00-10 00:00:00'", true),
+            ("finished_at", "'2026-01-00 00:00:00'", true),
             ("max_attempts", "0", false),
         ] {
             let jobs = [job("1"), job("2")];
