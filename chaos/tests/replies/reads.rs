@@ -1,5 +1,8 @@
 //! Calls that change no job: without an answer they end as well, and leave a handle behind that works.
 
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::Poll;
 use std::time::Duration;
 use std::time::Instant;
 
@@ -155,6 +158,51 @@ async fn every_reply_to_a_purge_of_events(server: &'static str, url: &str, direc
     }
     assert!(exchanges > 0, "no reply was lost");
     println!("replies {server}: purge of events: {exchanges} exchanges");
+}
+
+/// Through a connection of its own, where the store can notify. Whatever answer is lost there, whoever waits is woken by another
+/// process, and no wait fails.
+async fn every_reply_to_a_wait(server: &'static str) {
+    let Some(database) = Database::create(server, "waits").await else { return };
+    let direct = open(server, &database.url).await;
+    direct.migrate().await.expect("migrates");
+    let queues = [name("queue")];
+    let mut exchanges = 0;
+    loop {
+        let (proxy, handle) = behind(server, &database.url).await;
+        let woken = async |wait: Pin<&mut (dyn Future<Output = Result<()>> + Send)>, by: &str| {
+            let answer = timeout(PATIENCE, wait).await;
+            answer.unwrap_or_else(|_| panic!("{by} wakes nobody, {exchanges} answers after the first")).expect("waits");
+        };
+        proxy.lose_reply(exchanges + 1);
+        woken(handle.wait_for_work(&queues).as_mut(), "that it listens").await;
+        let mut wait = handle.wait_for_work(&queues);
+        // It waits from its first poll on; one that has been woken already is woken again.
+        while poll_fn(|context| Poll::Ready(wait.as_mut().poll(context).is_ready())).await {
+            wait = handle.wait_for_work(&queues);
+        }
+        let job = NewJob::new(queues[0].clone(), name("kind"), Json::from_text("1").expect("JSON"));
+        direct.enqueue(&[job]).await.expect("stores");
+        woken(wait.as_mut(), "a job").await;
+        if proxy.replies_lost() == 0 {
+            break;
+        }
+        exchanges += 1;
+        assert!(exchanges < TOO_MANY, "it never ends");
+    }
+    assert!(exchanges > 0, "no reply was lost");
+    println!("replies {server}: wait for work: {exchanges} exchanges");
+    database.discard().await;
+}
+
+#[tokio::test]
+async fn to_a_wait_on_postgres() {
+    every_reply_to_a_wait("postgres").await;
+}
+
+#[tokio::test]
+async fn to_a_wait_on_mongodb() {
+    every_reply_to_a_wait("mongodb").await;
 }
 
 #[tokio::test]
