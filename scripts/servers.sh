@@ -439,10 +439,13 @@ down() {
 
 kill_hard() {
   local pid; pid=$(head -n 1 "$dir/$1/pid")
-  # PostgreSQL's workers too: as long as one lives it does not start again.
-  # shellcheck disable=SC2046 # one argument for each process, of which some end by themselves
-  kill -KILL "$pid" $(ps -o pid= --ppid "$pid") 2>/dev/null || true
-  while kill -0 "$pid" 2>/dev/null; do sleep 0.05; done
+  # PostgreSQL's workers too: as long as one lives it does not start again. It makes no more while it is stopped.
+  kill -STOP "$pid"
+  local all; all="$pid $(ps -o pid= --ppid "$pid" || true)"
+  # Some end by themselves.
+  # shellcheck disable=SC2086 # one argument for each process
+  kill -KILL $all 2>/dev/null || true
+  for pid in $all; do while kill -0 "$pid" 2>/dev/null; do sleep 0.05; done; done
 }
 
 crash() {
