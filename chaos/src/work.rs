@@ -70,7 +70,7 @@ pub(crate) fn job(queue: &Queue<Recording>, number: u64) -> Result<NewJob, Queue
     let (job, key) = match errand_of(number) {
         Some(errand) => (
             queue.enqueue(&Errand { number: errand, again: false }),
-            errand.is_multiple_of(4).then(|| format!("errand {}", errand % 40)),
+            errand.is_multiple_of(8).then(|| format!("errand {}", errand % 40)),
         ),
         None => (queue.enqueue(&Work { number }), number.is_multiple_of(5).then(|| format!("key {}", number % 50))),
     };
