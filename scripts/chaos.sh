@@ -32,7 +32,7 @@ clean_up() {
 trap clean_up EXIT
 # A build beside it must not change what runs.
 cp "${CARGO_TARGET_DIR:-target}/debug/queue-chaos" "$program/queue-chaos"
-run() { "$program/queue-chaos" run --seconds "$seconds" --pause 1500 --rate 300 "$@"; }
+run() { "$program/queue-chaos" run --seconds "$seconds" --pause 1500 --rate 150 "$@"; }
 
 libfaketime() { find /usr/lib /usr/local/lib -name libfaketime.so.1 2>/dev/null | head -n 1; }
 clocks=()

@@ -121,7 +121,7 @@ pub struct Options {
     pub one_connection: bool,
     /// Whether the workers settle by id, as no worker should: for the proof that this is found out.
     pub by_id: bool,
-    /// How long it may take until every job has ended once nothing is broken any more.
+    /// For how long it may be, once nothing is broken any more, that no further job ends, before all have.
     pub patience: Duration,
 }
 
@@ -371,16 +371,27 @@ pub async fn run(options: &Options) -> Result<Outcome, BoxError> {
     }
     let quiet = Instant::now();
     producing.await??;
+    let (mut ended, mut since) = (0, Instant::now());
     loop {
         processes.mend().await?;
         // Those connections that the last fault broke fail once more.
         let state = match queue.counts().await {
-            Ok(counts) if counts.iter().all(|count| count.state.is_some_and(JobState::is_final)) => break,
-            Ok(counts) => format!("{counts:?}"),
+            Ok(counts) => {
+                let (done, open): (Vec<_>, Vec<_>) =
+                    counts.iter().partition(|count| count.state.is_some_and(JobState::is_final));
+                if open.is_empty() {
+                    break;
+                }
+                let done = done.iter().map(|count| count.jobs).sum();
+                if done > ended {
+                    (ended, since) = (done, Instant::now());
+                }
+                format!("{counts:?}")
+            }
             Err(error) => error.to_string(),
         };
-        if quiet.elapsed() > options.patience {
-            return Err(format!("not everything has ended after {} s: {state}", quiet.elapsed().as_secs()).into());
+        if since.elapsed() > options.patience {
+            return Err(format!("nothing has ended for {} s: {state}", since.elapsed().as_secs()).into());
         }
         sleep(Duration::from_millis(100)).await;
     }
