@@ -67,6 +67,21 @@ impl Server {
         Some(server)
     }
 
+    /// A set of one member, that takes encrypted connections only, with files of its certificate and its key, and of who vouches for
+    /// it. `None` if MongoDB is excluded.
+    pub(crate) async fn encrypted(certificate: &str, authority: &str) -> Option<Self> {
+        url()?;
+        let files = ["--tlsCertificateKeyFile", certificate, "--tlsCAFile", authority];
+        let anybody = ["--tlsMode", "allowTLS", "--tlsAllowConnectionsWithoutCertificates", "--replSet", "rs1"];
+        let server = Self::start(&[&anybody[..], &files].concat()).await;
+        server.initiate().await;
+        let admin = server.direct().await.database("admin");
+        for mode in ["preferTLS", "requireTLS"] {
+            admin.run_command(doc! { "setParameter": 1, "tlsMode": mode }).await.expect("is set");
+        }
+        Some(server)
+    }
+
     async fn initiate(&self) {
         let admin = self.direct().await.database("admin");
         let member = doc! { "_id": 0, "host": format!("127.0.0.1:{}", self.port) };
