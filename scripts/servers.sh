@@ -104,7 +104,7 @@ up_postgres() {
   [ -e "$at/data/PG_VERSION" ] || as_postgres "$bin/initdb -D $at/data -U postgres --auth=trust -E UTF8 --locale=C.UTF-8 >$at/initdb.log"
   as_postgres "$bin/pg_ctl -D $at/data -l $at/log -w -o '-p $(port postgres) -c listen_addresses=127.0.0.1 -c unix_socket_directories=$at \
     -c ssl=on -c ssl_cert_file=$at/tls/cert.pem -c ssl_key_file=$at/tls/key.pem -c ssl_ca_file=$at/tls/ca.pem \
-    -c max_connections=300 -c shared_buffers=256MB -c max_wal_size=4GB' start >/dev/null"
+    -c max_connections=300 -c shared_buffers=256MB -c max_wal_size=4GB' start >/dev/null" || { tail -n 9 "$at/log" >&2; return 1; }
   ln -sf "$at/data/postmaster.pid" "$at/pid"
   await postgres PostgreSQL
 }

@@ -71,7 +71,18 @@
 //!
 //! # Privileges
 //!
-//! The role `readWrite` on the database is enough, for [`migrate`](queue_core::Backend::migrate) too.
+//! The role `readWrite` on the database is enough for everything, [`migrate`](queue_core::Backend::migrate) too, where something
+//! is missing. A role of its own needs no more than these privileges on the collections, each of them also `find` on `schema`:
+//!
+//! | program | privileges |
+//! |---|---|
+//! | workers | `find, update` on `jobs`, `changeStream` to be woken by others, and `insert` if jobs hand over; `find, insert, update, remove` on `events`; `update` on `schema` |
+//! | producers | `find, insert` on `jobs`; `update` on `schema` |
+//! | who emits events | `find, update` on `jobs`; `find, insert, update, remove` on `events`; `update` on `schema` |
+//! | [`purge`](queue_core::Inspect::purge), and of events | `find, remove` on `jobs` and on `events` |
+//! | who looks on | `find` on `jobs` |
+//!
+//! Whoever finds what another process has written waits until a majority has it, by a write on `schema` that changes nothing.
 
 mod backend;
 #[cfg(test)]
