@@ -121,7 +121,7 @@ async fn each_does_its_work(work: &MongoBackend, produce: &MongoBackend, read: &
     for other in [read, purge, work] {
         refused(other.enqueue(&[job("1")]).await);
     }
-    for other in [read, purge] {
+    for other in [produce, read, purge] {
         refused(other.claim(&request(1)).await);
     }
     let claimed = claim_one(work).await;
