@@ -441,6 +441,7 @@ kill_hard() {
   local pid; pid=$(head -n 1 "$dir/$1/pid")
   # PostgreSQL's workers too: as long as one lives it does not start again. It makes no more while it is stopped.
   kill -STOP "$pid"
+  while [[ $(ps -o state= -p "$pid") = [^TZ]* ]]; do sleep 0.05; done
   local all; all="$pid $(ps -o pid= --ppid "$pid" || true)"
   # Some end by themselves.
   # shellcheck disable=SC2086 # one argument for each process
