@@ -13,8 +13,11 @@ use common::*;
 use queue_core::Certainty::NotApplied;
 use queue_core::*;
 
+/// What may be done on which collections.
+type Privileges = &'static [(&'static str, &'static [&'static str])];
+
 /// The privileges of the crate's documentation.
-const PRIVILEGES: [(&str, &[(&str, &[&str])]); 5] = [
+const PRIVILEGES: [(&str, Privileges); 5] = [
     (
         "work",
         &[
