@@ -74,12 +74,13 @@ async fn a_lost_lease_fires_the_token_and_the_late_result_is_not_recorded(store:
     // Somebody takes the job away and gives it to another worker.
     let other = store.another();
     let taken = Transitioner::new(&*other).apply(context.execution(), &Transition::Release).await;
-    taken.expect("released");
+    let taken = taken.expect("released").execution().to_string();
     let theirs = claim_one(&other).await;
     assert_eq!((theirs.id(), theirs.execution.fence), (id, 2));
 
-    let reason = context.cancel_token().canceled().await;
-    assert_eq!(reason, CancelReason::LeaseLost { now: theirs.execution.to_string() });
+    // A heartbeat may come between the two.
+    let CancelReason::LeaseLost { now } = context.cancel_token().canceled().await else { panic!("its lease is lost") };
+    assert!([taken, theirs.execution.to_string()].contains(&now), "{now}");
     let before = store.job(id).await;
     end.notify_one();
     store.until_calls(Op::Update, 1).await;

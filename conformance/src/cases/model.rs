@@ -43,7 +43,7 @@ pub(super) const CASES: &[Case] = &[case!(
     "Random histories, with calls that are dropped and handles that are opened anew, leave the same jobs, and get the same answers, as on the reference."
 )];
 
-const HISTORIES: u32 = 32;
+const HISTORIES: u32 = 20;
 const LONGEST: usize = 40;
 /// Time to look for a shorter history that fails as well, within the time of a case.
 const SHRINKING_MILLIS: u32 = 10_000;
