@@ -84,7 +84,7 @@ else
   if left_out mariadb && left_out mysql; then set -- "$@" --exclude backend-mysql; fi
   if left_out mongodb; then set -- "$@" --exclude backend-mongo; fi
   # Cargo runs one program after the other, and each of them waits for one server most of the time. So cargo only notes what it
-  # would run, and the programs of different servers run side by side. Those that use all of them come last.
+  # would run, and the programs of different servers run side by side. Those that use all of them come last, one by one.
   export NOTED=$work/noted
   cat >"$work/note" <<'NOTE'
 #!/usr/bin/env bash
@@ -125,7 +125,7 @@ NOTE
       esac
     done
     printf '%s\n' "${with_one[@]}" "${with_none[*]}" | side_by_side
-    printf '%s\n' "${with_all[@]}" | side_by_side
+    printf '%s\n' "${with_all[*]}" | side_by_side
     if [ -e "$NOTED.failed" ]; then status=101; fi
   fi
   # By themselves: with the feature, all connections of all tests would be encrypted.
