@@ -43,7 +43,10 @@ impl History {
                     _ => side.running(*job, *age),
                 });
                 let [Some((job, seen)), Some((_, of_model))] = seen else { return Ok(()) };
-                match dropped.again || !seen.state.is_active() {
+                // A wait that is over at once leaves its job as it was: both would win.
+                let [was, is] = [&before, &after].map(|looks| looks.get(&seen.id).map(|look| &look.job.execution));
+                let is_over = was == is && matches!(operation, Operation::Wait { .. });
+                match dropped.again || is_over || !seen.state.is_active() {
                     true => self.again(other, &Operation::Repeat { job }).await,
                     false => self.compete(context, other, [&seen, &of_model], rows).await,
                 }
