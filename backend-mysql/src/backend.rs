@@ -81,13 +81,12 @@ impl MysqlBackend {
 
     async fn admitted(pool: MySqlPool, is_ours: bool, options: MysqlOptions) -> Result<Self> {
         let MysqlOptions { prefix, max_payload, clock, .. } = options;
-        let sql = Sql::new(&prefix, is_ours);
         let mut session = Session::of(&pool, "connecting", Deadline::NEVER).await?;
         setup::check_server(session.connection(), max_payload).await?;
         let is_cluster = setup::is_cluster(session.connection()).await?;
         let handle = Handle {
             pool,
-            sql,
+            sql: Sql::new(&prefix, is_ours, is_cluster),
             prefix,
             max_payload,
             clock,

@@ -33,6 +33,8 @@ pub(crate) mod number {
     pub(crate) const DEADLOCK: u16 = 1213;
     pub(crate) const USER_LIMIT_REACHED: u16 = 1226;
     pub(crate) const READ_ONLY_OPTION: u16 = 1290;
+    /// At the commit of a transaction on a node of a cluster: the server has undone it before, and told nobody.
+    pub(crate) const NO_SAVEPOINT: u16 = 1305;
     pub(crate) const INTERRUPTED: u16 = 1317;
     pub(crate) const TABLE_CHANGED: u16 = 1412;
     pub(crate) const TRANSACTION_OPEN: u16 = 1568;
@@ -102,6 +104,7 @@ fn server_kind(number: u16) -> ErrorKind {
         | number::NEEDS_PREPARE
         | number::ROLLED_BACK_AT_COMMIT
         | number::TRANSACTION_OPEN
+        | number::NO_SAVEPOINT
         // Somebody was faster with an id or a key; where the call itself is wrong, it says so before.
         | number::DUPLICATE => ErrorKind::Transient,
         number::SHUTDOWN
@@ -183,6 +186,7 @@ pub(crate) fn ends_connection(error: &sqlx::Error) -> bool {
                 | number::READ_ONLY_TRANSACTION
                 | number::NEEDS_PREPARE
                 | number::TRANSACTION_OPEN
+                | number::NO_SAVEPOINT
         ),
         sqlx::Error::ColumnDecode { .. } | sqlx::Error::ColumnNotFound(_) => false,
         _ => true,

@@ -108,7 +108,7 @@ impl Handle {
     }
 
     pub(crate) async fn begin(&self, call: &'static str, deadline: Deadline) -> Result<MysqlTransaction> {
-        MysqlTransaction::begin(&self.pool, &self.sql.begin, call, deadline).await
+        MysqlTransaction::begin(&self.pool, &self.sql, self.is_cluster, call, deadline).await
     }
 
     /// The now that a statement wrote.

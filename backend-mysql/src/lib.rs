@@ -83,8 +83,9 @@
 //!
 //! Handles may be on any node of a cluster, each on the one that its URL names. Whatever begins sees what any node has answered
 //! before, and what was decided by a row that another node has changed is undone by the cluster and repeated inside, like a
-//! deadlock; a step writes its job's row for that, twice, which takes two round trips more. But locks and clocks are each node's
-//! own: what follows from that stands in `docs/guarantees.md`.
+//! deadlock; a step writes its job's row for that, twice, which takes two round trips more, and each transaction asks once before
+//! it commits whether it is still there. But locks and clocks are each node's own: what follows from that stands in
+//! `docs/guarantees.md`.
 //!
 //! # Privileges
 //!

@@ -170,7 +170,7 @@ pub(crate) struct Sql {
 
 impl Sql {
     /// `session_is_ours`: the sessions were told their isolation level when they were opened.
-    pub(crate) fn new(prefix: &Identifier, session_is_ours: bool) -> Self {
+    pub(crate) fn new(prefix: &Identifier, session_is_ours: bool, is_cluster: bool) -> Self {
         let text = |text: String| AssertSqlSafe(Arc::<str>::from(text)).into_sql_str();
         let jobs = format!("{prefix}jobs");
         let schema = format!("{prefix}schema");
@@ -180,13 +180,12 @@ impl Sql {
         let job = columns("j", &[EXECUTION, DATA].concat());
         let ids = batch(&[("id", UUID)]);
         let by_id = format!("STRAIGHT_JOIN {jobs} AS j FORCE INDEX (PRIMARY) ON j.id = UNHEX(e.id)");
-        let begin = match session_is_ours {
-            true => "START TRANSACTION READ WRITE",
-            // One message, and so one round trip.
-            false => "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; START TRANSACTION READ WRITE",
-        };
+        // One message, and so one round trip.
+        let level = if session_is_ours { "" } else { "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; " };
+        let mark = if is_cluster { "; SAVEPOINT fenced_queue" } else { "" };
+        let begin = format!("{level}START TRANSACTION READ WRITE{mark}");
         Self {
-            begin: text(begin.to_owned()),
+            begin: text(begin),
             schema_exists: text(
                 "SELECT 1 FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = ?".to_owned(),
             ),
@@ -347,6 +346,17 @@ impl Sql {
 
     /// The statements by name.
     pub(crate) fn all(&self) -> Vec<(&'static str, &str)> {
+        self.texts().map(|(name, text)| (name, text.as_str())).into()
+    }
+
+    /// What may be run in a transaction.
+    pub(crate) fn in_transactions(&self) -> impl Iterator<Item = &SqlStr> {
+        const OUTSIDE: [&str; 10] =
+            ["begin", "schema_exists", "schema", "get", "any_due", "stale", "claimed_by", "list", "counts", "steps"];
+        self.texts().into_iter().filter(|(name, _)| !OUTSIDE.contains(name)).map(|(_, text)| text)
+    }
+
+    fn texts(&self) -> [(&'static str, &SqlStr); 36] {
         [
             ("begin", &self.begin),
             ("schema_exists", &self.schema_exists),
@@ -385,8 +395,6 @@ impl Sql {
             ("old_events", &self.old_events),
             ("delete_events", &self.delete_events),
         ]
-        .map(|(name, text)| (name, text.as_str()))
-        .into()
     }
 }
 

@@ -8,10 +8,10 @@ use queue_core::Error;
 use queue_core::ErrorKind;
 use queue_core::Lease;
 use queue_core::Result;
+use sqlx::Executor;
 use sqlx::MySql;
 use sqlx::MySqlConnection;
 use sqlx::MySqlPool;
-use sqlx::SqlStr;
 use sqlx::mysql::MySqlArguments;
 use sqlx::mysql::MySqlRow;
 use sqlx::pool::PoolConnection;
@@ -27,6 +27,7 @@ use crate::error::is_conflict;
 use crate::error::is_in_transaction;
 use crate::error::is_lost;
 use crate::error::is_overtaken;
+use crate::sql::Sql;
 
 /// A connection of the pool, which is closed when it is dropped in the middle of a statement.
 ///
@@ -183,29 +184,61 @@ impl Repeats {
 /// A transaction at READ COMMITTED; see [`Transactional::begin`](queue_core::Transactional::begin). Dropped unfinished, at any
 /// await, it takes its connection along.
 #[derive(Debug)]
-pub struct MysqlTransaction(Session);
+pub struct MysqlTransaction {
+    session: Session,
+    is_marked: bool,
+}
 
 impl Deref for MysqlTransaction {
     type Target = MySqlConnection;
 
     fn deref(&self) -> &MySqlConnection {
-        self.0.connection_ref()
+        self.session.connection_ref()
     }
 }
 
 impl DerefMut for MysqlTransaction {
     fn deref_mut(&mut self) -> &mut MySqlConnection {
-        self.0.connection()
+        self.session.connection()
     }
 }
 
+/// Has a node of a cluster prepare what may be run in a transaction, as far as it has not yet.
+///
+/// A node undoes a transaction for what another node has committed, and tells it by the next answer. It does not if it is just
+/// preparing a statement of it: that is answered as if nothing had been, each statement that follows is committed by itself, and
+/// the commit at their end has nothing to do and succeeds.
+async fn prepare(connection: &mut MySqlConnection, sql: &Sql) -> sqlx::Result<()> {
+    for text in sql.in_transactions() {
+        match (&mut *connection).prepare(text.clone()).await {
+            // The session may have no right to what its program never does; a statement that it does run says so itself.
+            Err(error) if error.as_database_error().is_none() || ends_connection(&error) => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
 impl MysqlTransaction {
-    pub(crate) async fn begin(pool: &MySqlPool, text: &SqlStr, call: &'static str, deadline: Deadline) -> Result<Self> {
+    pub(crate) async fn begin(
+        pool: &MySqlPool,
+        sql: &Sql,
+        is_cluster: bool,
+        call: &'static str,
+        deadline: Deadline,
+    ) -> Result<Self> {
         let mut connections = pool.options().get_max_connections();
         loop {
             let mut session = Session::of(pool, call, deadline).await?;
-            match deadline.limit(sqlx::raw_sql(text.clone()).execute(&mut *session.connection)).await {
-                Some(Ok(_)) => return Ok(Self(session)),
+            let connection = session.connection();
+            let begun = async {
+                if is_cluster {
+                    prepare(connection, sql).await?;
+                }
+                sqlx::raw_sql(sql.begin.clone()).execute(connection).await
+            };
+            match deadline.limit(begun).await {
+                Some(Ok(_)) => return Ok(Self { session, is_marked: is_cluster }),
                 // A transaction that somebody left open on an application's connection (a beginning that was dropped) would
                 // take ours in. It ends with the connection; nobody has it to commit it.
                 Some(Err(error)) if (is_lost(&error) || is_in_transaction(&error)) && connections > 0 => {
@@ -218,12 +251,12 @@ impl MysqlTransaction {
     }
 
     pub(crate) fn connection(&mut self) -> &mut MySqlConnection {
-        self.0.connection()
+        self.session.connection()
     }
 
     /// Commits what the application did in it.
     pub(crate) async fn commit(mut self) -> Result<()> {
-        self.run("COMMIT").await.map_err(|error| commit_failed("commit", error))
+        self.run_commit().await.map_err(|error| commit_failed("commit", error))
     }
 
     /// Ends it as what ran in it says. No answer: it was undone by the server, and is to be repeated.
@@ -238,7 +271,7 @@ impl MysqlTransaction {
         repeats: &mut Repeats,
     ) -> Result<Option<T>> {
         match answer {
-            Ok(End::Commit(answer)) => match self.run("COMMIT").await {
+            Ok(End::Commit(answer)) => match self.run_commit().await {
                 Ok(()) => Ok(Some(answer)),
                 Err(error) if is_conflict(&error) && repeats.again(&error).await => Ok(None),
                 Err(error) => Err(commit_failed(call, error)),
@@ -264,16 +297,25 @@ impl MysqlTransaction {
         }
     }
 
+    /// In a cluster it fails where the server has undone the transaction and told nobody: the savepoint is gone with it. By itself,
+    /// since between two statements of one message a node loses the same.
+    async fn run_commit(&mut self) -> sqlx::Result<()> {
+        if self.is_marked {
+            self.run("RELEASE SAVEPOINT fenced_queue").await?;
+        }
+        self.run("COMMIT").await
+    }
+
     async fn run(&mut self, text: &'static str) -> sqlx::Result<()> {
-        let answer = sqlx::raw_sql(text).execute(&mut *self.0.connection).await;
-        self.0.answered(&answer);
+        let answer = sqlx::raw_sql(text).execute(self.session.connection()).await;
+        self.session.answered(&answer);
         answer.map(drop)
     }
 
     /// If that fails, the connection is closed, which does the same.
     async fn roll_back(&mut self) {
         if let Err(error) = self.run("ROLLBACK").await {
-            self.0.is_idle = false;
+            self.session.is_idle = false;
             tracing::debug!(%error, "a rollback failed; its connection is closed");
         }
     }

@@ -56,6 +56,12 @@ fn main() -> ExitCode {
             Box::pin(a_node_without_the_others_answers_nothing(cluster))
         }),
         trial("all_nodes_migrate_at_once", |cluster| Box::pin(all_nodes_migrate_at_once(cluster))),
+        trial("nothing_is_prepared_in_a_transaction", |cluster| {
+            Box::pin(nothing_is_prepared_in_a_transaction(cluster))
+        }),
+        trial("what_was_undone_in_silence_is_not_committed", |cluster| {
+            Box::pin(what_was_undone_in_silence_is_not_committed(cluster))
+        }),
         trial("each_node_has_its_own_clock", |cluster| Box::pin(each_node_has_its_own_clock(cluster))),
     ];
     // They keep nodes busy, or from answering.
@@ -74,7 +80,8 @@ impl Cluster {
     async fn new() -> Self {
         let (database, backend) = Database::migrated(Server::Galera).await;
         backend.close().await;
-        database.run("CREATE TABLE many (id INT PRIMARY KEY, text VARCHAR(100))").await;
+        database.run("CREATE TABLE many (number INT, text VARCHAR(100))").await;
+        database.run("INSERT INTO many SELECT 1, REPEAT('x', 100) FROM seq_1_to_5000").await;
         let mut nodes = Vec::new();
         for node in 0..3 {
             nodes.push(MysqlBackend::connect_with(options(&database, node)).await.expect("connects"));
@@ -90,19 +97,23 @@ impl Cluster {
         session
     }
 
-    /// Has the other nodes write for a while what this one has written: they learn of nothing that it writes after that until then.
+    /// Has the other nodes write for a second or two what this one has written at once: they learn of nothing that it writes after that until then.
     async fn hold_up_others(&self, node: usize) {
-        let mut session = self.session(node).await;
-        let text = "DELETE FROM many; INSERT INTO many SELECT seq, REPEAT('x', 100) FROM seq_1_to_200000";
-        session.execute(text).await.expect("writes much");
+        // All rows are alike and have no key, so that each is looked for among all.
+        self.session(node).await.execute("UPDATE many SET number = number + 1").await.expect("writes");
     }
 
-    /// Whether a node has yet to write what others have written.
-    async fn is_behind(&self, node: usize) -> bool {
+    /// Whether a node has yet to write what another one has.
+    async fn is_behind(&self, node: usize, other: usize) -> bool {
+        self.committed_by(node).await < self.committed_by(other).await
+    }
+
+    /// The number of the last transaction that a node has written.
+    async fn committed_by(&self, node: usize) -> u64 {
         let mut session = self.session(node).await;
         session.execute("SET wsrep_sync_wait = 0").await.expect("does not wait");
-        let rows = session.fetch_one("SHOW STATUS LIKE 'wsrep_local_recv_queue'").await.expect("a status");
-        rows.get::<String, _>(1) != "0"
+        let row = session.fetch_one("SHOW STATUS LIKE 'wsrep_last_committed'").await.expect("a status");
+        row.get::<String, _>(1).parse().expect("a number")
     }
 
     async fn discard(self) {
@@ -153,11 +164,11 @@ async fn what_one_node_answered_the_others_know(cluster: Cluster) {
     cluster.hold_up_others(0).await;
     let new = keyed("k");
     first.enqueue(std::slice::from_ref(&new)).await.expect("stores");
-    assert!(cluster.is_behind(1).await && cluster.is_behind(2).await, "else this shows nothing");
+    assert!(cluster.is_behind(1, 0).await && cluster.is_behind(2, 0).await, "else this shows nothing");
     assert!(second.get(new.id).await.expect("reads").is_some());
     cluster.hold_up_others(1).await;
     let claimed = claim_one(second).await;
-    assert!(cluster.is_behind(2).await, "else this shows nothing");
+    assert!(cluster.is_behind(2, 1).await, "else this shows nothing");
     Transitioner::new(third)
         .apply(&claimed.execution, &complete("1"))
         .await
@@ -192,7 +203,7 @@ async fn a_lost_worker_begins_no_step(cluster: Cluster) {
     cluster.hold_up_others(1).await;
     let cancel = Transition::Cancel { reason: "no longer wanted".into() };
     Transitioner::new(second).apply(&claimed.execution, &cancel).await.expect("is canceled");
-    assert!(cluster.is_behind(0).await, "else this shows nothing");
+    assert!(cluster.is_behind(0, 1).await, "else this shows nothing");
     gate.open().await;
     let answer = begins.await.expect("ends");
     assert!(matches!(answer, Err(StepError::Transition(TransitionError::Conflict(_)))), "{answer:?}");
@@ -219,7 +230,7 @@ async fn an_event_finds_a_wait_that_another_node_registers(cluster: Cluster) {
         gate.is_reached(&waits).await;
         cluster.hold_up_others(1).await;
         second.emit(&event(key, Delay::MAX)).await.expect("emits");
-        assert!(cluster.is_behind(0).await, "else this shows nothing");
+        assert!(cluster.is_behind(0, 1).await, "else this shows nothing");
         gate.open().await;
         waits.await.expect("ends");
         let step = first.steps(waiter.id).await.expect("reads").remove(0);
@@ -339,5 +350,71 @@ async fn each_node_has_its_own_clock(cluster: Cluster) {
     assert_eq!(first.stale(None, limit(9)).await.expect("reads").items, []);
     assert_eq!(ahead.stale(None, limit(9)).await.expect("reads").items, [claimed.execution], "an hour too early");
     ahead.close().await;
+    cluster.discard().await;
+}
+
+/// A node that undoes a transaction while it prepares a statement of it tells nobody.
+async fn nothing_is_prepared_in_a_transaction(cluster: Cluster) {
+    let mut log = cluster.session(0).await;
+    log.execute("SET GLOBAL log_output = 'TABLE'").await.expect("is set");
+    log.execute("SET GLOBAL general_log = ON").await.expect("writes down what it is told");
+    let handle = &MysqlBackend::connect_with(options(&cluster.database, 0)).await.expect("connects");
+    every_call(handle).await;
+    log.execute("SET GLOBAL general_log = OFF").await.expect("no longer");
+    let text = "SELECT CAST(thread_id AS SIGNED), CAST(command_type AS CHAR), CAST(argument AS CHAR) FROM mysql.general_log WHERE thread_id IN \
+                (SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID())";
+    let rows = log.fetch_all(text).await.expect("a log");
+    let (mut open, mut ended) = (std::collections::HashSet::new(), 0);
+    for row in &rows {
+        let (session, command, text) = (row.get::<i64, _>(0), row.get::<String, _>(1), row.get::<String, _>(2));
+        match command.as_str() {
+            "Query" if text.contains("START TRANSACTION") => drop(open.insert(session)),
+            "Query" if text.contains("COMMIT") || text.contains("ROLLBACK") => {
+                ended += usize::from(open.remove(&session))
+            }
+            "Prepare" => assert!(!open.contains(&session), "{text}"),
+            _ => {}
+        }
+    }
+    assert!(ended > 12, "else this shows nothing: {ended} transactions of {} lines", rows.len());
+    handle.close().await;
+    cluster.discard().await;
+}
+
+/// All that begins a transaction, so that each of its statements is run.
+async fn every_call(handle: &MysqlBackend) {
+    let claim = async |payload: &str| {
+        handle.enqueue(&[job(payload)]).await.expect("stores");
+        claim_one(handle).await
+    };
+    let (waits, late, steps, goes_on) = (claim("1").await, claim("2").await, claim("3").await, claim("4").await);
+    wait_for(handle, &waits.execution, "e", When::At(Timestamp::MAX)).await;
+    handle.emit(&event("e", Delay::ZERO)).await.expect("emits");
+    wait_for(handle, &late.execution, "never", When::At(Timestamp::MIN)).await;
+    assert_eq!(handle.time_out_waits(limit(9)).await.expect("ends waits"), [late.id()]);
+    begin_step(handle, &steps.execution, &name("s")).await.expect("begins");
+    let held = Held::of(&steps.execution).expect("held");
+    assert_eq!(handle.extend_leases(&[held], lease()).await.expect("renews"), [Beat::Extended]);
+    let end = decide(&goes_on.execution, &complete("1"));
+    handle.hand_over(&end, &job("5")).await.expect("goes on");
+    let mut transaction = handle.begin().await.expect("begins");
+    handle.enqueue_in(&mut transaction, &[keyed("k")]).await.expect("stores");
+    let end = decide(&steps.execution, &complete("1"));
+    let settled = handle.update_if_current_in(&mut transaction, end.id, &end.current, &end.patch).await;
+    assert!(matches!(settled, Ok(Update::Applied(_))), "{settled:?}");
+    handle.commit(transaction).await.expect("commits");
+    handle.purge(JobState::Completed, Delay::ZERO, limit(9)).await.expect("purges");
+    handle.purge_events(limit(9)).await.expect("purges");
+}
+
+/// What an application prepares in its transaction can be the moment in which a node undoes it. Here it is undone by hand.
+async fn what_was_undone_in_silence_is_not_committed(cluster: Cluster) {
+    let [first, ..] = &cluster.nodes[..] else { panic!("three nodes") };
+    let mut transaction = first.begin().await.expect("begins");
+    first.enqueue_in(&mut transaction, &[job("1")]).await.expect("stores");
+    transaction.execute("ROLLBACK").await.expect("is undone");
+    let error = first.commit(transaction).await.expect_err("is not there any more");
+    assert_eq!((error.kind(), error.certainty()), (ErrorKind::Transient, Certainty::Unknown), "{error}");
+    first.enqueue(&[job("2")]).await.expect("stores, on another connection");
     cluster.discard().await;
 }
