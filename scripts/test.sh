@@ -83,8 +83,9 @@ else
   if left_out postgres; then set -- "$@" --exclude backend-postgres; fi
   if left_out mariadb && left_out mysql; then set -- "$@" --exclude backend-mysql; fi
   if left_out mongodb; then set -- "$@" --exclude backend-mongo; fi
-  # Cargo runs one program after the other, and each of them waits for one server most of the time. So cargo only notes what it
-  # would run, and the programs of different servers run side by side. Those that use all of them come last, one by one.
+  # Cargo runs one program after the other, and each of them waits for a server most of the time. So cargo only notes what it
+  # would run, and four run side by side. Those whose workers must be in time come last: the facade's, with its short leases, by
+  # themselves, and then those that are killed, most of which wait.
   export NOTED=$work/noted
   cat >"$work/note" <<'NOTE'
 #!/usr/bin/env bash
@@ -94,38 +95,29 @@ mkdir -p "$NOTED/$CARGO_PKG_NAME"
 { export -p; printf 'cd %q; exec' "$PWD"; printf ' %q' "$@"; } >"$NOTED/$CARGO_PKG_NAME/$(basename "$1")"
 NOTE
   chmod +x "$work/note"
-  # Says where the output of each is once it has ended.
-  one_after_the_other() {
-    local package program
-    for package in "$@"; do
-      for program in "$NOTED/$package"/*; do
-        printf '\n     Running %s %s\n' "$package" "${program##*/}" >"$program.out"
-        bash "$program" >>"$program.out" 2>&1 || echo "$package: ${program##*/} ended with $?" >>"$NOTED.failed"
-        echo "$program.out"
-      done
-    done
+  # Says where the output of a program is once it has ended.
+  run_noted() {
+    local program=$1 package
+    package=$(basename "$(dirname "$program")")
+    printf '\n     Running %s %s\n' "$package" "${program##*/}" >"$program.out"
+    bash "$program" >>"$program.out" 2>&1 || echo "$package: ${program##*/} ended with $?" >>"$NOTED.failed"
+    echo "$program.out"
   }
-  export -f one_after_the_other
-  side_by_side() {
+  export -f run_noted
+  at_once() {
     local output
-    xargs -P 4 -I '{}' bash -c 'one_after_the_other {}' | while read -r output; do cat "$output"; done | tee -a "$log"
+    xargs -P "$1" -I '{}' bash -c 'run_noted {}' | while read -r output; do cat "$output"; done | tee -a "$log"
   }
   runner="target.'cfg(all())'.runner='$work/note'"
   cargo test --no-fail-fast --config "$runner" "$@" -- --test-threads=$(($(getconf _NPROCESSORS_ONLN) * 3 / 2)) 2>&1 | tee "$log" || status=$?
   # Cargo says itself what does not compile.
   if [ -d "$NOTED" ]; then
-    with_one=() with_none=() with_all=()
-    for package in "$NOTED"/*; do
-      package=${package##*/}
-      case $package in
-        backend-sqlite) with_none+=("$package") ;;
-        backend-*) with_one+=("$package") ;;
-        fenced-queue | queue-chaos) with_all+=("$package") ;;
-        *) with_none+=("$package") ;;
-      esac
-    done
-    printf '%s\n' "${with_one[@]}" "${with_none[*]}" | side_by_side
-    printf '%s\n' "${with_all[*]}" | side_by_side
+    programs=$(find "$NOTED" -type f | sort)
+    alone='/(fenced-queue|queue-chaos)/'
+    # The longest first, so that none is left to run by itself.
+    { grep /conformance- <<<"$programs"; grep -v /conformance- <<<"$programs"; } | grep -vE "$alone" | at_once 4
+    grep /fenced-queue/ <<<"$programs" | at_once 1
+    grep /queue-chaos/ <<<"$programs" | at_once 3
     if [ -e "$NOTED.failed" ]; then status=101; fi
   fi
   # By themselves: with the feature, all connections of all tests would be encrypted.

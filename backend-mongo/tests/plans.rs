@@ -73,12 +73,26 @@ fn note_stages(stage: &Document, stages: &mut Vec<String>) {
 /// What is in front of the jobs that a test is about.
 const MANY: u32 = 100_000;
 
-/// Stores many rows like this one, each with an id of its own.
-async fn fill(place: &Place, like: Document) {
+/// Stores many rows like each of these, and then makes the indexes, which is far faster than the other way round.
+async fn fill(place: &Place, likes: &[(&str, Document)]) {
+    let listed = place.run(doc! { "listIndexes": "fenced_jobs" }).await;
+    let all = listed.get_document("cursor").and_then(|cursor| cursor.get_array("firstBatch")).expect("indexes");
+    let is_own = |index: &Bson| index.as_document().is_some_and(|index| index.get_str("name") != Ok("_id_"));
+    let indexes: Vec<_> = all.iter().filter(|index| is_own(index)).cloned().collect();
+    place.run(doc! { "dropIndexes": "fenced_jobs", "index": "*" }).await;
+    for (what, like) in likes {
+        store_many(place, like).await;
+        println!("{MANY} {what}");
+    }
+    place.run(doc! { "createIndexes": "fenced_jobs", "indexes": indexes }).await;
+}
+
+/// Each with an id of its own.
+async fn store_many(place: &Place, like: &Document) {
     let rows: Collection<RawDocumentBuf> = place.raw.collection("fenced_jobs");
     let rows = rows.clone_with_type::<RawDocumentBuf>();
     // The id comes first: its bytes follow the length, the type, the name and the length and subtype of the value.
-    let pattern = RawDocumentBuf::try_from(&like).expect("a row").into_bytes();
+    let pattern = RawDocumentBuf::try_from(like).expect("a row").into_bytes();
     assert_eq!(&pattern[5..9], b"_id\0");
     for _ in 0..10 {
         let row = |_| {
@@ -114,6 +128,7 @@ async fn every_call_looks_at_what_it_is_about() {
     let backend = patient(client, place.raw.name()).await;
     backend.migrate().await.expect("migrates");
     let future = 4_102_444_800_000;
+    let mut likes = Vec::new();
     for (what, changed) in [
         ("future jobs of a better priority", doc! { "priority": 0, "available_at": date(future) }),
         (
@@ -129,9 +144,9 @@ async fn every_call_looks_at_what_it_is_about() {
             },
         ),
     ] {
-        fill(&place, row(&place, &backend, changed).await).await;
-        println!("{MANY} {what}");
+        likes.push((what, row(&place, &backend, changed).await));
     }
+    fill(&place, &likes).await;
     let jobs: Vec<_> = (0..40).map(|number| keyed(&number.to_string())).collect();
     sent.take();
     backend.enqueue(&jobs).await.expect("stores");
@@ -227,6 +242,7 @@ async fn every_call_about_steps_looks_at_what_it_is_about() {
         row.extend(changed);
         row
     };
+    let mut likes = Vec::new();
     for (what, changed) in [
         ("waits for another event", waiting(Some("another"))),
         ("waits for the time alone", waiting(None)),
@@ -236,9 +252,9 @@ async fn every_call_about_steps_looks_at_what_it_is_about() {
         ),
         ("jobs that wait no more", with(doc! { "state": "waiting" }, Some("e"))),
     ] {
-        fill(&place, row(&place, &backend, changed).await).await;
-        println!("{MANY} {what}");
+        likes.push((what, row(&place, &backend, changed).await));
     }
+    fill(&place, &likes).await;
     for (what, row) in [
         ("events", doc! { "payload": "1", "kept_until": &future }),
         ("places", doc! { "payload": null, "kept_until": &future }),
