@@ -186,7 +186,21 @@ impl Side {
                     }
                 }
                 let answers = Transitioner::new(handle).submit_all(&mut decisions).await;
-                Ok(answers.into_iter().map(in_words).collect::<Vec<_>>().join(", "))
+                let mut words = Vec::new();
+                for (mut answer, decision) in answers.into_iter().zip(&mut decisions) {
+                    while answer.as_ref().is_err_and(met_a_lock) {
+                        tokio::task::yield_now().await;
+                        answer = Transitioner::new(handle).submit(decision).await;
+                    }
+                    words.push(in_words(match answer {
+                        // By this very call, when it sent the batch whole, and another row made that fail.
+                        Ok(Settled::AlreadyApplied(row)) if !handle.capabilities().atomic_batches => {
+                            Ok(Settled::Applied(row))
+                        }
+                        answer => answer,
+                    }));
+                }
+                Ok(words.join(", "))
             }
             Operation::Repeat { job } => match pick(&self.sent, *job) {
                 Some(job) => self.submit_again(handle, job).await,
