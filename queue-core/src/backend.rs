@@ -189,11 +189,13 @@ pub trait Backend: Send + Sync {
         limit: Limit,
     ) -> Result<Page<Execution, JobId>>;
 
-    /// Many compare-and-updates in one call, answered in order: the same as one after the other.
+    /// Many compare-and-updates in one call, answered in their order.
     ///
     /// # Contract
     ///
-    /// - Each row is judged by itself. (`batch::judges_each_row`)
+    /// - Each row is judged by itself. (`batch::judges_each_row`) Two updates of one row are judged one after the other
+    ///   (`batch::takes_one_row_twice`), those of different rows in any order: whether one finds the unique key free that
+    ///   another one of the batch gives up is not promised.
     /// - If one row makes the store fail, the call fails; whoever needs the others repeats row by row, as
     ///   [`Transitioner::submit_all`](crate::Transitioner::submit_all) does. With
     ///   [`Capabilities::atomic_batches`] nothing was written then; without, the error's certainty is about the row that

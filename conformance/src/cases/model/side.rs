@@ -177,8 +177,13 @@ impl Side {
             }
             Operation::Batch { job, jobs, transition: number } => {
                 let mut decisions = Vec::new();
+                let mut keys = BTreeSet::new();
                 for next in 0..(*jobs).min(new.len()) {
                     let Some((job, seen)) = self.seen_of(job + next, 0) else { continue };
+                    // Which of two gets a key that the other gives up is open.
+                    if new[job].unique_key.as_ref().is_some_and(|key| !keys.insert(key.to_string())) {
+                        continue;
+                    }
                     if let Ok(decision) = decide(&seen, number + next) {
                         // Before it is sent: the call may be dropped.
                         self.sent[job] = Some(Sent::Move(decision.clone()));
