@@ -19,6 +19,7 @@ use fenced_queue::DurableContext;
 use fenced_queue::JobArgs;
 use fenced_queue::NotDone;
 use fenced_queue::Queue;
+use fenced_queue::RetryPolicy;
 use fenced_queue::Worker;
 use serde::Deserialize;
 use serde::Serialize;
@@ -80,6 +81,7 @@ async fn run() -> Result<(), Failed> {
     let shop = Shop { folder: shop };
     let worker = Worker::builder(&queue)
         .lease(Duration::from_secs(1)) // so that it goes on soon after a crash
+        .retry(RetryPolicy::exponential(Duration::from_secs(1), Duration::from_secs(5))) // and after many
         .register_durable(move |context, args| order(shop.clone(), context, args))
         .build()?;
     if work {

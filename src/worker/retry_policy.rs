@@ -9,7 +9,8 @@ use crate::repeat::jittered;
 
 /// Exponential growth with jitter up to a cap: the pause after the first failed attempt, doubled for every further one.
 ///
-/// The jitter takes up to half of a pause away. By default pauses grow from 1 second to 1 hour.
+/// The jitter takes up to half of a pause away. By default pauses grow from 1 second to 1 hour. An attempt that ended with its
+/// worker, or lost its lease, is tried again at once; but it counts, and the pause after a later failure is so much longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RetryPolicy {
     first: Duration,
